@@ -91,7 +91,7 @@ def train(
 
 
 def _as_settings(overrides: Overrides) -> list[str]:
-    """Return `overrides` as a list of `section.key=value`; raise UserError for a value that TOML cannot hold."""
+    """Return `overrides` of `train` as a list of `section.key=value`; raise UserError for what TOML cannot hold."""
     if isinstance(overrides, str):
         raise UserError(f"overrides = {overrides!r}: give a list of strings, or a dict")
     if not isinstance(overrides, Mapping):
@@ -100,7 +100,7 @@ def _as_settings(overrides: Overrides) -> list[str]:
 
 
 def _as_toml(key: str, value: Any) -> str:
-    """Return `value` as it stands in TOML after an equals sign."""
+    """Return the Python `value` as it stands in TOML after an equals sign."""
     try:
         # A table inside of two lists is written in braces; anywhere else it would be a section.
         text = tomli_w.dumps({"value": [[value]]})
@@ -111,7 +111,7 @@ def _as_toml(key: str, value: Any) -> str:
 
 @contextmanager
 def _signals_restored() -> Iterator[None]:
-    """Restore the signal handlers of the caller, which a job replaces."""
+    """Restore the signal handlers of the program that calls `train`, which a job replaces."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     before = [signal.getsignal(number) for number in numbers]
     try:

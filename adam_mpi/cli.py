@@ -8,7 +8,7 @@ from pathlib import Path
 
 from adam_mpi import config
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster.failure_report import launched_rank, print_line, print_once
+from adam_mpi.cluster.report_once import launched_rank, print_line, print_once
 from adam_mpi.options import parser
 
 NO_CACHE = "no locator available"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import adam_mpi
 from adam_mpi import config
-from adam_mpi.cluster.failure_report import launched_rank, print_once
+from adam_mpi.cluster.report_once import launched_rank, print_once
 from adam_mpi.config.models import names
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors and help only one rank prints: under mpirun every rank has the same arguments."""
 
     def error(self, message: str) -> NoReturn:
-        """Print `message` from one rank, and exit with 2."""
+        """Print the `message` about wrong options from one rank, and exit with 2."""
         print_once(f"adam_mpi: {message}; what is allowed: python -m {self.prog} --help")
         sys.exit(2)
 
     def print_help(self, file: "SupportsWrite[str] | None" = None) -> None:
-        """Print the help from one rank."""
+        """Print the help of the options from one rank."""
         if not launched_rank():
             super().print_help(file)
 
@@ -49,7 +49,7 @@ class _KeysHelp(argparse.HelpFormatter):
 
 
 def parser(commands: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Return the parser of `commands`, which map the name of each command to a sentence about it."""
+    """Return the parser of the options of `commands`, which map the name of each command to a sentence about it."""
     made = _Parser(prog="adam_mpi", description="Without a command, `train` is run.")
     made.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     choice = made.add_subparsers(dest="command", required=True)
@@ -59,6 +59,7 @@ def parser(commands: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _config(command: argparse.ArgumentParser) -> None:
+    """Add the options of the configuration to `command`."""
     command.formatter_class = _KeysHelp
     command.add_argument("config", nargs="?", help="TOML file, or the name of a ready one (see models)")
     command.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="set a key")
@@ -72,6 +73,7 @@ def _output(command: argparse.ArgumentParser, default: str | None = None) -> Non
 
 
 def _weights(command: argparse.ArgumentParser) -> None:
+    """Add the options that name trained weights to `command`."""
     command.add_argument("path", help="a run directory, a snapshot or a file of weights")
 
 

@@ -119,7 +119,7 @@ def test_padding_moves_images_over_black():
 def test_weights_are_those_of_the_beta_distribution():
     for alpha in (0.2, 1.0, 4.0):
         table = augment.weight_table(alpha)
-        drawn = np.array([augment._draw(np.uint64(key), table) for key in range(4000)])
+        drawn = np.array([augment._draw_weight(np.uint64(key), table) for key in range(4000)])
         assert 0 <= drawn.min() and drawn.max() <= 1 and drawn.mean() == pytest.approx(0.5, abs=0.03)
         assert drawn.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.08)
 

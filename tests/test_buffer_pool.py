@@ -15,7 +15,7 @@ def test_a_buffer_that_was_given_back_is_taken_again():
     pool = BufferPool()
     first = pool.take(2000)
     assert pool.take(2000) is not first
-    pool.give(first)
+    pool.give_back(first)
     assert pool.take(1500) is first and pool.allocated == 2
 
 

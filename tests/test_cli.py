@@ -13,7 +13,7 @@ from launch import ROOT, given
 import adam_mpi
 from adam_mpi import config
 from adam_mpi.cli import main
-from adam_mpi.cluster import failure_report
+from adam_mpi.cluster import report_once
 
 
 def refused(job):
@@ -56,12 +56,12 @@ def test_a_rank_that_printed_an_error_waits_for_others_for_a_limited_time(monkey
 
     world = SimpleNamespace(COMM_WORLD=SimpleNamespace(Ibarrier=Never))
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=world))
-    monkeypatch.setattr(failure_report, "TOGETHER_SECONDS", 0.0)
-    monkeypatch.setattr(failure_report.os, "_exit", end)
+    monkeypatch.setattr(report_once, "TOGETHER_SECONDS", 0.0)
+    monkeypatch.setattr(report_once.os, "_exit", end)
     for number, printed in (("0", "adam_mpi: a mistake\n"), ("1", "")):
         monkeypatch.setenv("PMI_RANK", number)
         with pytest.raises(SystemExit, match="ended with 2"):
-            failure_report.print_once("adam_mpi: a mistake")
+            report_once.print_once("adam_mpi: a mistake")
         assert capsys.readouterr().err == printed
 
 

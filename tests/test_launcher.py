@@ -3,7 +3,7 @@
 import pytest
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.cluster import failure_report
+from adam_mpi.cluster import report_once
 
 LIBRARY = "Open MPI v5.0.8, package: Debian\x00"
 
@@ -20,7 +20,7 @@ LIBRARY = "Open MPI v5.0.8, package: Debian\x00"
 )
 def test_several_jobs_instead_of_one_are_refused_with_the_cause_and_the_cure(environment, said):
     with pytest.raises(UserError) as refused:
-        failure_report.check_alone(environment, LIBRARY)
+        report_once.check_alone(environment, LIBRARY)
     assert said in str(refused.value) and "(Open MPI v5.0.8) each is a job of its own" in str(refused.value)
     assert "srun --mpi=list" in str(refused.value) and "\n" not in str(refused.value)
 
@@ -40,10 +40,10 @@ def test_several_jobs_instead_of_one_are_refused_with_the_cause_and_the_cure(env
     ],
 )
 def test_a_job_of_one_rank_is_not_refused(environment):
-    failure_report.check_alone(environment, LIBRARY)
+    report_once.check_alone(environment, LIBRARY)
 
 
 def test_the_rank_is_that_of_the_closest_launcher():
-    assert failure_report.launched_rank({}) is None
-    assert failure_report.launched_rank({"SLURM_PROCID": "2"}) == 2
-    assert failure_report.launched_rank({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "2"}) == 0
+    assert report_once.launched_rank({}) is None
+    assert report_once.launched_rank({"SLURM_PROCID": "2"}) == 2
+    assert report_once.launched_rank({"OMPI_COMM_WORLD_RANK": "0", "SLURM_PROCID": "2"}) == 0

@@ -12,7 +12,7 @@ import pytest
 from adam_mpi.base.errors import LostRun, UserError
 from adam_mpi.checkpoint import claim_file, owner
 from adam_mpi.checkpoint.claim_file import ATTEMPT, SUPERVISOR, Claim, Process, Record, may_be_alive, start_time
-from adam_mpi.cluster import failure_report
+from adam_mpi.cluster import report_once
 
 ALIVE = owner.this_process()
 GONE = Process(ALIVE.machine, 1, "some other start")
@@ -272,12 +272,12 @@ def test_errors_of_the_file_system_take_the_run_from_no_job(tmp_path, environmen
 
 def test_a_job_that_has_lost_the_run_leaves_no_failure_in_it(tmp_path, environment, capsys):
     first, _ = owner.claim_run(tmp_path, [ALIVE])
-    environment.setenv(failure_report.OWNER_FILE, str(first.path))
+    environment.setenv(report_once.OWNER_FILE, str(first.path))
     second, _ = owner.claim_run(tmp_path, [ALIVE], by_force=True)
-    failure_report.report_failure(tmp_path / "failure.txt", "rank 1 died")
+    report_once.report_failure(tmp_path / "failure.txt", "rank 1 died")
     assert "rank 1 died" in capsys.readouterr().err and not (tmp_path / "failure.txt").exists()
-    environment.setenv(failure_report.OWNER_FILE, str(second.path))
-    failure_report.report_failure(tmp_path / "failure.txt", "rank 1 died")
+    environment.setenv(report_once.OWNER_FILE, str(second.path))
+    report_once.report_failure(tmp_path / "failure.txt", "rank 1 died")
     assert (tmp_path / "failure.txt").read_text() == "rank 1 died\n"
 
 

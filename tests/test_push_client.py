@@ -33,7 +33,7 @@ class Memory:
     def __init__(self):
         self.held = defaultdict(lambda: np.zeros(1 << 20, np.uint8))
 
-    def direct(self, server, offset, size):
+    def memory_of(self, server, offset, size):
         return self.held[server][offset : offset + size]
 
     def sync(self):

@@ -13,7 +13,7 @@ from adam_mpi.transport.ring_sender import RingSender
 class Near:
     """A window whose target is on this host."""
 
-    def direct(self, target, offset, size):
+    def memory_of(self, target, offset, size):
         return np.zeros(size, np.uint8)
 
 

@@ -12,7 +12,7 @@ from launch import given as given_keys
 from adam_mpi.checkpoint.resume import merge_positions
 from adam_mpi.config import Optimizer, load
 from adam_mpi.optimizer.schedules import SCHEDULES, Plateau, Progress, learning_rate
-from adam_mpi.runtime.recovery import _position
+from adam_mpi.runtime.recovery import _recovered_position
 from adam_mpi.runtime.role_setup import initial_position
 from adam_mpi.server.progress import ServerProgress
 from adam_mpi.sharding.training_state import Position, batch_id
@@ -175,7 +175,7 @@ def resumed(position):
 
 def recovered(position):
     """Return the position after the loss of a rank."""
-    return _position([{0: position}, {0: Position(12)}], version=None, begun=position.epoch)
+    return _recovered_position([{0: position}, {0: Position(12)}], version=None, begun=position.epoch)
 
 
 @pytest.mark.parametrize("between", [resumed, recovered])
@@ -186,7 +186,7 @@ def test_a_schedule_ends_with_training_although_it_is_interrupted_in_epochs_that
 def test_an_epoch_that_only_workers_have_begun_completes_the_one_before():
     position = Position(12, epoch=1)
     position.batches[:8] = True
-    begun = _position([{0: position}], version=None, begun=2)
+    begun = _recovered_position([{0: position}], version=None, begun=2)
     assert (begun.epoch, begun.lasted, begun.count) == (2, 8, 0)
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from launch import Freezer
 
-from adam_mpi.cluster import failure_report, sentinel
+from adam_mpi.cluster import report_once, sentinel
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_summary_overwritten_during_the_report_is_repaired_at_the_end(watch, f
     watched = watch(2)
     watched.wait_until_idle()
     watched.die(0)
-    assert failure_report.wait_for_report(failure_file, 10)
+    assert report_once.wait_for_report(failure_file, 10)
     summary = failure_file.parent.parent / "summary.json"
     summary.write_text(json.dumps({"status": "running", "epochs": 3}))
     watched.die(1)

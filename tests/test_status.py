@@ -13,7 +13,7 @@ from adam_mpi.config import Layout
 from adam_mpi.model.network import Network
 from adam_mpi.model.parameters import tensors, views
 from adam_mpi.monitor import status
-from adam_mpi.monitor.aggregate_statistics import coarse
+from adam_mpi.monitor.aggregate_statistics import coarse_histogram
 from adam_mpi.monitor.job_statistics import JobStatistics
 from adam_mpi.worker import diagnostics
 from adam_mpi.worker.diagnostics import Waits
@@ -78,8 +78,8 @@ def test_groups_have_means_sums_and_the_main_reason():
 
 
 def test_a_histogram_stays_short():
-    assert coarse(JobStatistics().histogram("leads")) == {}
-    total = coarse(type(JobStatistics().histogram("leads"))({value: 1 for value in range(100_000)}))
+    assert coarse_histogram(JobStatistics().histogram("leads")) == {}
+    total = coarse_histogram(type(JobStatistics().histogram("leads"))({value: 1 for value in range(100_000)}))
     assert total[8] == 8 and total[16] == 16 and sum(total.values()) == 100_000 and len(total) < 25
 
 

@@ -114,7 +114,7 @@ def test_a_put_that_is_only_tested_arrives_whole(party):
 
 def test_ranks_of_one_node_access_each_other_directly_where_memory_is_shared(party):
     window = party.offer(pattern(party.rank))
-    near = window.direct(party.left, 0, SIZE)
+    near = window.memory_of(party.left, 0, SIZE)
     assert (near is not None) == issubclass(party.kind, SharedWindow)
     assert near is None or np.array_equal(near.view(np.float32), pattern(party.left))
     party.part()

@@ -26,7 +26,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_status(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file `path` by `content` as JSON, without waiting for the disk: only a running job's is of use."""
+    """Replace the small file `path` by `content` as JSON, without waiting for the disk: a status may get lost."""
     _write_part(path, _json_text(content)).replace(path)
 
 
@@ -40,18 +40,20 @@ def sync_to_disk(path: Path) -> None:
 
 
 def _write_part(path: Path, text: str) -> Path:
-    """Write `text` beside `path`; return where."""
+    """Write `text` into a temporary file beside `path`; return the path of that file."""
     part = path.with_suffix(".part")
     part.write_text(text)
     return part
 
 
 def _json_text(content: dict[str, Any]) -> str:
+    """Return `content` as the text of a JSON file."""
     return json.dumps(content, indent=2) + "\n"
 
 
 @njit(nogil=True, cache=True)
 def _add_checksums(words, edges, sums):  # type: ignore[no-untyped-def]
+    """Add the checksums of pieces of `values` to `sums`, compiled by numba."""
     for k in range(sums.size):
         part = words[edges[k] : edges[k + 1]]
         total = sums[k]
@@ -62,7 +64,7 @@ def _add_checksums(words, edges, sums):  # type: ignore[no-untyped-def]
 
 
 def add_checksums(values: np.ndarray, edges: np.ndarray, sums: np.ndarray) -> None:
-    """Add to `sums[k]` the checksum of the 32-bit words `edges[k]` to `edges[k + 1]` of `values`."""
+    """Add to `sums[k]` the checksum for files of the 32-bit words `edges[k]` to `edges[k + 1]` of `values`."""
     _add_checksums(values.reshape(-1).view(np.uint8).view(np.uint32), edges, sums)
 
 

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 
 
 def format_bytes(size: float) -> str:
-    """Return `size` bytes in the unit that suits it, as in `1.5 MB`."""
+    """Return `size` bytes as text for people, in the unit that suits it, as in `1.5 MB`."""
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"
@@ -18,13 +18,13 @@ def format_bytes(size: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return `seconds` as `minutes:seconds` or `hours:minutes:seconds`."""
+    """Return `seconds` as text for people: `minutes:seconds` or `hours:minutes:seconds`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def format_ranges(numbers: Sequence[int], most: int = 8) -> str:
-    """Return ascending `numbers` as ranges, as in `0-3, 7, 9-12`; the ranges after the first `most` are left out."""
+    """Return ascending `numbers` as text like `0-3, 7, 9-12`; the ranges after the first `most` are left out."""
     found: list[list[int]] = []
     for number in numbers:
         if found and found[-1][1] == number - 1:
@@ -55,7 +55,7 @@ class Handler(logging.FileHandler):
         self.thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have the thread write `record`, and wait for it unless earlier records are not written yet."""
+        """Have the thread write the log `record`, and wait for it unless earlier records are not written yet."""
         with self.counting:
             hangs = self.unwritten > 0
             self.unwritten += 1
@@ -66,21 +66,22 @@ class Handler(logging.FileHandler):
             self.idle.wait(WRITE_SECONDS)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop `record` if the disk has failed; handle other errors as usual."""
+        """Drop the log `record` if the disk of the log has failed; handle other errors as usual."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def flush(self) -> None:
-        """Do nothing: the thread flushes each record."""
+        """Do nothing: the thread of the log flushes each record."""
 
     def close(self) -> None:
-        """Write the remaining records, if the disk is not hanging, and end the thread."""
+        """Write the remaining log records, if the disk is not hanging, and end the thread."""
         self.records.put(None)
         self.thread.join(WRITE_SECONDS)
         if not self.thread.is_alive():
             super().close()
 
     def _run(self) -> None:
+        """Write log records in the thread of the log, until it is closed."""
         while (record := self.records.get()) is not None:
             try:
                 logging.FileHandler.emit(self, record)
@@ -108,7 +109,7 @@ def start_rank_log(directory: Path, rank: int, name: str) -> Path:
 
 
 def print_and_log(text: str) -> None:
-    """Print `text` on stderr and log it as a warning."""
+    """Print the warning `text` on stderr and write it into the log of this rank."""
     sys.stderr.write(f"adam_mpi: {text}\n")
     sys.stderr.flush()
     log.warning(text)

@@ -14,7 +14,7 @@ PACKAGES = ("adam-mpi", "mpi4py", "numpy", "numba", "scipy", "h5py")
 
 
 def provenance(hosts: list[str], seed: int) -> dict[str, Any]:
-    """Return the provenance of a job on `hosts` with `seed`."""
+    """Return the provenance of a result: the machine, the `hosts` and the `seed` of the job that made it."""
     from mpi4py import MPI
 
     mpi = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\x00 ")
@@ -34,6 +34,7 @@ def host_provenance() -> dict[str, Any]:
 
 
 def _version(package: str) -> str:
+    """Return the version of the installed `package` for the provenance of a result."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -41,6 +42,7 @@ def _version(package: str) -> str:
 
 
 def _cpu() -> str:
+    """Return the model name of the processor for the provenance."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -49,6 +51,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
+    """Return the commit of this source tree for the provenance."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
@@ -65,7 +68,7 @@ def cpu_features() -> dict[str, bool]:
 
 
 def lanes() -> int:
-    """Return the images in a block: AVX-512 has 16 float32 in a register, AVX2 8, NEON and everything else 4."""
+    """Return the images in a block of this machine, as many as a vector register has float32: 16, 8 or 4."""
     have = cpu_features()
     if have.get("avx512f"):
         return 16
@@ -73,18 +76,18 @@ def lanes() -> int:
 
 
 def registers() -> int:
-    """Return the number of vector registers: 32 with AVX-512 and NEON, else 16."""
+    """Return the number of vector registers of this machine: 32 with AVX-512 and NEON, else 16."""
     many = cpu_features().get("avx512f") or platform.machine().lower() in ("aarch64", "arm64")
     return 32 if many else 16
 
 
 def x86() -> bool:
-    """Return whether this is an x86 CPU of 64 bits."""
+    """Return whether this machine has an x86 CPU of 64 bits."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def caches() -> dict[str, int]:
-    """Return the bytes of the first core's data caches by level ("L2"); empty where the system does not report them."""
+    """Return the bytes of this machine's data caches by level ("L2"); empty where the system does not report them."""
     found = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))

@@ -12,7 +12,7 @@ from numba.extending import get_cython_function_address, intrinsic
 
 
 def define(build: Callable, result: types.Type, *arguments: types.Type | None) -> Callable:
-    """Return an intrinsic with the given types whose code `build(builder, values...)` emits.
+    """Return a numba intrinsic with the given types whose LLVM code `build(builder, values...)` emits.
 
     None as a type stands for an array; `build` then gets the pointer to its data.
     """
@@ -58,7 +58,7 @@ prefetch = define(_prefetch, types.void, None, types.int64)
 
 
 def address(values: np.ndarray) -> int:
-    """Return the address of the data of `values`, which is valid as long as the array lives."""
+    """Return the raw memory address of the data of `values`, which is valid as long as the array lives."""
     return values.__array_interface__["data"][0]
 
 
@@ -72,7 +72,7 @@ def _pointer(typing: Any, number: Any) -> Any:
 
 @njit(nogil=True, cache=True, inline="always")
 def floats(number, size):  # type: ignore[no-untyped-def]
-    """Return an array of the `size` float32 at address `number`."""
+    """Return the `size` float32 at the raw memory address `number` as an array."""
     return carray(_pointer(number), size)
 
 
@@ -84,7 +84,7 @@ _TRANSPOSED = ctypes.create_string_buffer(b"T")
 
 
 def add_product(left: np.ndarray, right: np.ndarray, scale: float, out: np.ndarray) -> None:
-    """Add `scale * left.T @ right` to `out`, all float32 with contiguous rows; other threads run meanwhile."""
+    """Add `scale * left.T @ right` to `out` by a call of BLAS, all float32; other threads run meanwhile."""
     assert all(array.dtype == np.float32 and array.strides[1] == 4 for array in (left, right, out)), "float32 rows"
     assert left.shape[0] == right.shape[0] and out.shape == (left.shape[1], right.shape[1]), "shapes that match"
     # BLAS stores by columns: what it computes is the transposed product, right.T times left.

@@ -27,19 +27,19 @@ class BufferPool:
         """Number of buffers outside the arena."""
 
     def take(self, size: int) -> np.ndarray:
-        """Return a buffer with room for at least `size` values."""
+        """Return a scratch buffer of the pool with room for at least `size` values."""
         room = 1 << max(10, (size - 1).bit_length())
         try:
             return self.free[room].get_nowait()
         except Empty:
             return self._make(room)
 
-    def give(self, buffer: np.ndarray) -> None:
-        """Return `buffer`, which `take` gave out, to the pool."""
+    def give_back(self, buffer: np.ndarray) -> None:
+        """Return `buffer`, which `take` gave out, to the pool of scratch buffers."""
         self.free[buffer.size].put(buffer)
 
     def arena_offset(self, values: np.ndarray) -> int | None:
-        """Return the position in the arena where `values` begin; None if they are not in the arena."""
+        """Return the position of the scratch buffer `values` in the arena of the pool; None outside of it."""
         start = (values.ctypes.data - self.arena.ctypes.data) // 4
         return start if 0 <= start < self.arena.size else None
 
@@ -56,7 +56,7 @@ class ThreadPool:
     """Run numbered jobs on `threads` threads, of which the calling thread is one."""
 
     def __init__(self, threads: int, cores: Sequence[Collection[int]] = ()) -> None:
-        """Start the threads, each bound to its `cores` if given; the first are the caller's, which is not bound."""
+        """Start the threads of the pool, each bound to its `cores` if given; the first are the caller's, not bound."""
         self.tasks: list[SimpleQueue[list[Callable[[], None]] | None]] = [SimpleQueue() for _ in range(threads - 1)]
         self.done: SimpleQueue[BaseException | None] = SimpleQueue()
         for number, tasks in enumerate(self.tasks, 1):
@@ -64,7 +64,7 @@ class ThreadPool:
             threading.Thread(target=self._run, args=(tasks, bound), name="applier", daemon=True).start()
 
     def run(self, jobs: Iterable[tuple[int, Callable[[], None]]]) -> None:
-        """Run all `jobs`, those of one number always on the same thread; return when the last is done.
+        """Run all `jobs` in the threads of the pool, those of one number on the same thread; return after the last.
 
         Raises the first exception of a job.
         """
@@ -84,7 +84,7 @@ class ThreadPool:
                 raise error
 
     def close(self) -> None:
-        """End the threads; nothing can be run after that."""
+        """End the threads of the pool; nothing can be run after that."""
         for tasks in self.tasks:
             tasks.put(None)
 
@@ -104,13 +104,13 @@ SYSTEM = Path("/sys/devices/system/node")
 
 
 def nodes(system: Path = SYSTEM) -> list[frozenset[int]]:
-    """Return the cores of each node that has any; nothing where the `system` folder does not exist."""
+    """Return the cores of each NUMA node that has any; nothing where the `system` folder does not exist."""
     paths = sorted(system.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
     return [cores for path in paths if (cores := _cores(path.read_text()))]
 
 
 def assign(found: Sequence[Collection[int]], allowed: Collection[int], threads: int) -> list[frozenset[int]]:
-    """Return the cores of each of `threads` threads, consecutive ones on one node.
+    """Return the cores of each of `threads` threads, consecutive ones on one NUMA node.
 
     `found` has the cores of each node, of which only the `allowed` ones count. With fewer than two nodes no thread is
     bound.
@@ -128,12 +128,12 @@ def cores_of_threads(threads: int) -> list[frozenset[int]]:
 
 
 def bind(cores: Collection[int]) -> None:
-    """Bind the calling thread to `cores`, if there are any."""
+    """Bind the calling thread to `cores` of the processor, if there are any."""
     if cores:
         os.sched_setaffinity(0, cores)
 
 
 def _cores(text: str) -> frozenset[int]:
-    """Return the numbers in a list like 0-3,8,10-11."""
+    """Return the numbers of cores in a text of the system like 0-3,8,10-11."""
     ranges = [part.split("-") for part in text.strip().split(",") if part]
     return frozenset(core for edges in ranges for core in range(int(edges[0]), int(edges[-1]) + 1))

@@ -31,13 +31,13 @@ class Recorder:
     apart: dict[str, deque[Event]] = field(default_factory=dict)
 
     def own(self) -> deque[Event]:
-        """Return the row of the calling thread."""
+        """Return the row of the calling thread in the recorded timeline."""
         if not hasattr(self.local, "row"):
             self.local.row = self._add(threading.current_thread().name)
         return self.local.row
 
     def named(self, name: str) -> deque[Event]:
-        """Return the row of the work `name`, which is no thread's."""
+        """Return the row of the timeline for the work `name`, which is no thread's."""
         if name not in self.apart:
             self.apart[name] = self._add(name)
         return self.apart[name]
@@ -69,36 +69,36 @@ _recorder: Recorder | None = None
 
 
 def start(room: int) -> Recorder:
-    """Start to record, with `room` events for each row; return the recorder."""
+    """Start to record the timeline, with `room` events for each row; return the recorder."""
     global _recorder
     _recorder = Recorder(room)
     return _recorder
 
 
 def stop() -> None:
-    """Stop to record."""
+    """Stop to record the timeline."""
     global _recorder
     _recorder = None
 
 
 def span(name: str) -> AbstractContextManager[Any]:
-    """Return a context manager that records its block as work `name` of the calling thread."""
+    """Return a context manager that records its block in the timeline as work `name` of the calling thread."""
     return NOTHING if _recorder is None else Span(_recorder, name)
 
 
 def record(name: str, began: int, row: str = "") -> None:
-    """Record work `name` that began at `began` and has just ended, in the row named `row` or in the thread's own."""
+    """Record work `name`, which began at `began` and has just ended, in the timeline row `row` or the thread's own."""
     if _recorder is not None:
         (_recorder.named(row) if row else _recorder.own()).append((name, began, now(), ()))
 
 
 def sends(arrow: tuple[int, ...]) -> None:
-    """Record the beginning of `arrow`, inside a span."""
+    """Record the beginning of `arrow` in the timeline, inside a span."""
     if _recorder is not None:
         _recorder.own().append((TAIL, now(), 0, arrow))
 
 
 def receives(arrow: tuple[int, ...]) -> None:
-    """Record the end of `arrow`, inside a span."""
+    """Record the end of `arrow` in the timeline, inside a span."""
     if _recorder is not None:
         _recorder.own().append((POINT, now(), 0, arrow))

@@ -66,7 +66,7 @@ class Claim:
 
 
 def describe_job(processes: Sequence[Process], environment: Mapping[str, str] = os.environ) -> Record:
-    """Return what the job of these `processes` says about itself."""
+    """Return the record for a claim file: what the job of these `processes` says about itself."""
     job = environment.get("SLURM_JOB_ID", "")
     one_machine = len({other.machine for other in processes}) == 1 and processes[0].machine
     return Record(
@@ -83,11 +83,12 @@ def describe_job(processes: Sequence[Process], environment: Mapping[str, str] = 
 
 
 def _count(text: str | None) -> int:
+    """Return the number in an environment variable of the launcher, for a claim record; 0 without one."""
     return int(text) if text and text.isdecimal() else 0
 
 
 def find_claim(run: Path, probe: Path | None = None) -> Claim | None:
-    """Return the newest claim on `run`, or None; `probe`: a file beside it that may be touched to read the clock."""
+    """Return the newest claim file of `run` or None; `probe`: a file beside it that may be touched to ask the clock."""
     folder = run / FOLDER
     for _ in range(TRIES):
         number = claim_numbers(folder)[-1]
@@ -104,7 +105,7 @@ def find_claim(run: Path, probe: Path | None = None) -> Claim | None:
 
 
 def claim_numbers(folder: Path) -> list[int]:
-    """Return 0 and the numbers of all claims in `folder`, in order."""
+    """Return 0 and the numbers of all claim files in `folder`, in order."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -114,7 +115,7 @@ def claim_numbers(folder: Path) -> list[int]:
 
 
 def read_record(path: Path) -> Record:
-    """Return the record in `path`; one that cannot be parsed is that of an unknown job."""
+    """Return the job record in the claim file `path`; one that cannot be parsed is that of an unknown job."""
     text = path.read_text()
     try:
         content: dict[str, Any] = json.loads(text)
@@ -124,13 +125,13 @@ def read_record(path: Path) -> Record:
 
 
 def write_record(path: Path, record: Record) -> Path:
-    """Write `record` to `path` and return `path`."""
+    """Write the job `record` to the claim file `path` and return `path`."""
     path.write_text(json.dumps(asdict(record)))
     return path
 
 
 def make_once(part: Path, path: Path) -> bool:
-    """Give the content of `part` the name `path`; return False where `path` exists already."""
+    """Give the content of `part` the name `path` of a claim file; return False where `path` exists already."""
     try:
         os.link(part, path)
         return True
@@ -149,14 +150,14 @@ def make_once(part: Path, path: Path) -> bool:
 
 
 def remove_claims_before(path: Path, number: int) -> None:
-    """Remove the claims beside `path` with smaller numbers; a job that has one of them finds it gone."""
+    """Remove the claim files beside `path` with smaller numbers; a job that has one of them finds it gone."""
     for other in claim_numbers(path.parent)[1:]:
         if other < number:
             path.with_name(f"{other}.json").unlink(missing_ok=True)
 
 
 def _touched(path: Path) -> float:
-    """Return when `path` was touched; asked of the open file, which NFS does not answer from its cache."""
+    """Return when the claim file `path` was touched; asked of the open file, as NFS caches other answers."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_mtime
 
@@ -170,7 +171,7 @@ def _file_system_time(probe: Path | None) -> float:
 
 
 def this_process() -> Process:
-    """Return this process."""
+    """Return this process as a claim record lists it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # Containers on one machine have pids of their own.
@@ -181,14 +182,14 @@ def this_process() -> Process:
 
 
 def may_be_alive(other: Process) -> bool:
-    """Return whether `other` may be alive; always True for a process on another machine."""
+    """Return whether `other`, a process of a claim record, may be alive; always True on another machine."""
     if not other.machine or other.machine != this_process().machine:
         return True
     return start_time(other.pid) == other.started
 
 
 def start_time(pid: int) -> str:
-    """Return when the process `pid` was started, in the kernel's own count; an empty text if it has ended."""
+    """Return when the process `pid` of a claim was started, in the kernel's count; an empty text if it has ended."""
     try:
         # The name, in parentheses, may contain anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -38,7 +38,7 @@ class DiskTask(Generic[T]):
     """One piece of work on a disk, in a daemon thread."""
 
     def __init__(self, name: str, work: Callable[[], T], seconds: float) -> None:
-        """Start `work` in a thread called `name`; it is given up after `seconds` without progress."""
+        """Start the disk `work` in a thread called `name`; it is given up after `seconds` without progress."""
         self.seconds = seconds
         self.progressed = time.monotonic()
         self.given_up = False
@@ -50,13 +50,13 @@ class DiskTask(Generic[T]):
 
     @property
     def over(self) -> bool:
-        """Return whether the work is done, has failed, or hangs."""
+        """Return whether the disk task is done, has failed, or hangs."""
         if self.thread.is_alive() and time.monotonic() - self.progressed > self.seconds:
             self.given_up = True
         return self.given_up or not self.thread.is_alive()
 
     def result(self) -> T:
-        """Return what `work` returned; raise its error, or an OSError if it hangs. Only for a task that is `over`."""
+        """Return what the disk task returned; raise its error, or OSError if it hangs. Only for one that is `over`."""
         if self.given_up:
             raise OSError(errno.ETIMEDOUT, f"the disk has taken nothing for {self.seconds:g} s")
         if self.error is not None:
@@ -64,6 +64,7 @@ class DiskTask(Generic[T]):
         return self.value[0]
 
     def _run(self, work: Callable[[], T]) -> None:
+        """Do the disk `work` in the thread of the task, and keep its value or its error."""
         _thread.task = self
         try:
             self.value.append(work())
@@ -72,7 +73,7 @@ class DiskTask(Generic[T]):
 
 
 def reason(error: BaseException) -> str:
-    """Return why `error` was raised, in one line; its class where it has no text."""
+    """Return why the `error` of a disk was raised, in one line; its class where it has no text."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     # HDF5 lists all that it was about to do; the text of the system call stands in the middle of it.
     found = re.search(r"error message = '([^']+)'", text)

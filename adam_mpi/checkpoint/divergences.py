@@ -26,12 +26,12 @@ class Divergences:
 
     @property
     def last(self) -> float:
-        """Return when the last divergence was noticed; 0 without one."""
+        """Return when the last divergence of the run was noticed; 0 without one."""
         return max((until for _, until in self.spoiled), default=0.0)
 
 
 def read(run: Path) -> Divergences:
-    """Return the divergences of `run`; none where the file is missing or cannot be read."""
+    """Return the divergences that `run` has recorded; none where the file is missing or cannot be read."""
     try:
         content = json.loads((run / NAME).read_text())
         spoiled = tuple((float(since), float(until)) for since, until in content["spoiled"])
@@ -41,6 +41,6 @@ def read(run: Path) -> Divergences:
 
 
 def add(run: Path, span: tuple[float, float], *, number: int, rate_scale: float) -> None:
-    """Add the `span` of time in which weights were spoiled, with the present `number` and `rate_scale`."""
+    """Add to the run's divergences the `span` of time in which weights were spoiled, with `number` and `rate_scale`."""
     spoiled = [*read(run).spoiled, span]
     write_json(run / NAME, {"spoiled": spoiled, "number": number, "rate_scale": rate_scale})

@@ -42,7 +42,7 @@ def new_file(path: Path, kind: str) -> Iterator[h5py.File]:
 
 
 def create_unfilled(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[int, ...]) -> None:
-    """Create the dataset `name` with its space in the file and no values; `write_at` fills it later."""
+    """Create the HDF5 dataset `name` with its space in the file and no values; `write_at` fills it later."""
     layout = h5p.create(h5p.DATASET_CREATE)
     layout.set_alloc_time(h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5d.FILL_TIME_NEVER)
@@ -50,7 +50,7 @@ def create_unfilled(file: h5py.File, name: str, kind: h5t.TypeID, shape: tuple[i
 
 
 def write_at(descriptor: int, values: np.ndarray, offset: int) -> None:
-    """Write the bytes of `values` at `offset` of a file; several times as fast as through HDF5."""
+    """Write the bytes of `values` at `offset` of an HDF5 file; several times as fast as through the library."""
     view = np.atleast_1d(values).view(np.uint8).data
     while view:
         written = os.pwrite(descriptor, view[:WRITE_BYTES], offset)
@@ -60,14 +60,14 @@ def write_at(descriptor: int, values: np.ndarray, offset: int) -> None:
 
 
 def aligned_memory(size: int) -> np.ndarray:
-    """Return `size` bytes of memory that begin at a multiple of BLOCK."""
+    """Return `size` bytes of memory for direct writes of a file, beginning at a multiple of BLOCK."""
     memory = np.empty(size + BLOCK, np.uint8)
     first = -memory.ctypes.data % BLOCK
     return memory[first : first + size]
 
 
 def write_past_cache(path: Path, values: np.ndarray, offset: int) -> None:
-    """Write `values` at `offset` of the file: whole blocks directly to the disk where possible, the rest as usual.
+    """Write `values` at `offset` of an HDF5 file: whole blocks directly to the disk where possible.
 
     What nobody reads soon then neither takes memory nor evicts other pages.
     """
@@ -80,7 +80,7 @@ def write_past_cache(path: Path, values: np.ndarray, offset: int) -> None:
 
 
 def _write_direct(path: Path, view: np.ndarray, offset: int) -> int:
-    """Write `view` with O_DIRECT; return how many bytes were written, 0 where the file system does not offer it."""
+    """Write `view` into an HDF5 file with O_DIRECT; return the bytes written, 0 where it is not offered."""
     try:
         descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_DIRECT", 0))
     except OSError:
@@ -97,7 +97,7 @@ def _write_direct(path: Path, view: np.ndarray, offset: int) -> int:
 
 
 def open_file(path: Path, kind: str) -> h5py.File:
-    """Open one of our files of this `kind` for reading; raise a UserError that names `path` for anything else."""
+    """Open one of our HDF5 files of this `kind` for reading; raise a UserError that names `path` for anything else."""
     try:
         file = h5py.File(path, "r", locking=False)
     except OSError as error:
@@ -112,7 +112,7 @@ def open_file(path: Path, kind: str) -> h5py.File:
 
 
 def check_format(path: Path, version: object) -> None:
-    """Raise a UserError that names `path` unless `version` is the format that this version reads."""
+    """Raise a UserError that names the HDF5 file `path` unless `version` is the format that this version reads."""
     if version == FORMAT:
         return
     known = int(version) if isinstance(version, int | np.integer) else None

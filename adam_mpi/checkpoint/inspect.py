@@ -17,12 +17,13 @@ Finding = tuple[str, bool]
 
 
 def inspect(path: Path) -> tuple[str, bool]:
-    """Return a description of what `path` holds, and whether everything in it is whole."""
+    """Return what `inspect` finds in `path`, and whether everything in it is whole."""
     findings = list(_describe(path))
     return "\n".join(line for line, _ in findings), all(whole for _, whole in findings)
 
 
 def _describe(path: Path) -> Iterator[Finding]:
+    """Yield what `inspect` prints about `path`: a snapshot, a folder of stores, a run or a file."""
     if (path / snapshot.MANIFEST).exists():
         yield from _describe_snapshot(path)
     elif (path / stores.DESCRIPTION).exists():
@@ -37,6 +38,7 @@ def _describe(path: Path) -> Iterator[Finding]:
 
 
 def _describe_run(path: Path) -> Iterator[Finding]:
+    """Yield what `inspect` prints about a run directory, its snapshots and its stores."""
     summary = path / "summary.json"
     status = json.loads(summary.read_text())["status"] if summary.exists() else "no summary"
     yield f"run {path}: {status}", True
@@ -45,6 +47,7 @@ def _describe_run(path: Path) -> Iterator[Finding]:
 
 
 def _describe_snapshot(path: Path) -> Iterator[Finding]:
+    """Yield what `inspect` prints about a snapshot."""
     try:
         manifest = snapshot.manifest(path)
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["time"]))
@@ -64,6 +67,7 @@ def _describe_snapshot(path: Path) -> Iterator[Finding]:
 
 
 def _describe_store(path: Path) -> Iterator[Finding]:
+    """Yield what `inspect` prints about a store."""
     stored = store_file.read_store(path, values=False)
     written = stored.written
     shards = len(stored.pieces)
@@ -80,6 +84,7 @@ def _describe_store(path: Path) -> Iterator[Finding]:
 
 
 def _describe_file(path: Path) -> Iterator[Finding]:
+    """Yield what `inspect` prints about an HDF5 file, which is a store or a file of weights."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             kind = file.attrs.get("kind")
@@ -95,6 +100,7 @@ def _describe_file(path: Path) -> Iterator[Finding]:
 
 
 def _describe_tensors(path: Path) -> Iterator[Finding]:
+    """Yield what `inspect` prints about the tensors in a file of weights."""
     found: list[str] = []
 
     def note(name: str, item: object) -> None:

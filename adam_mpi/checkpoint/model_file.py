@@ -28,7 +28,7 @@ Slab = tuple[tuple[slice, ...], int, int]
 
 
 def hyperslabs(shape: Sequence[int], first: int, last: int) -> Iterator[Slab]:
-    """Split the values `first` to `last` of an array, in memory order, into HDF5 hyperslabs. Pure."""
+    """Split values `first` to `last` of a tensor in a model file, in memory order, into HDF5 hyperslabs. Pure."""
     row = math.prod(shape[1:])
     if len(shape) == 1:
         yield (slice(first, last),), first, last
@@ -69,7 +69,7 @@ def write_virtual(
     for name in files:
         with open_file(folder / name, snapshot.KIND) as file:
             parts = snapshot.parts(file)
-            sources += _sources(name, file["shards"][:, :2].astype(np.int64))
+            sources += _sources_of_shards(name, file["shards"][:, :2].astype(np.int64))
     with new_file(folder / snapshot.MODEL, KIND) as out:
         out.attrs.update(attributes)
         out[INPUTS] = inputs
@@ -77,17 +77,17 @@ def write_virtual(
             for tensor in tensors:
                 layout = h5py.VirtualLayout(tensor.shape, np.float32)
                 for source in sources:
-                    _map(layout, tensor, part, source)
-                out.create_virtual_dataset(_group(part) + tensor.name, layout)
+                    _map_tensor(layout, tensor, part, source)
+                out.create_virtual_dataset(_group_prefix(part) + tensor.name, layout)
 
 
-def _group(part: str) -> str:
-    """Return what the names of the tensors of `part` begin with."""
+def _group_prefix(part: str) -> str:
+    """Return what the names of the tensors of `part` in a model file begin with."""
     return {"weights": "", "ema": "ema/"}.get(part, f"optimizer/{part}/")
 
 
-def _sources(name: str, shards: np.ndarray) -> list[Source]:
-    """Return where the `shards` (start, size) of the file `name` lie; neighbors in both orders are one source."""
+def _sources_of_shards(name: str, shards: np.ndarray) -> list[Source]:
+    """Return where the `shards` (start, size) lie in the file `name` that a model file maps; neighbors are joined."""
     sources: list[Source] = []
     total = int(shards[:, 1].sum())
     offset = 0
@@ -101,8 +101,8 @@ def _sources(name: str, shards: np.ndarray) -> list[Source]:
     return sources
 
 
-def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
-    """Map the values of `tensor` that lie in `source`."""
+def _map_tensor(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) -> None:
+    """Map the values of a model file's `tensor` that lie in `source`, a file of the snapshot."""
     low = max(source.start, tensor.offset)
     high = min(source.start + source.size, tensor.offset + tensor.size)
     if low >= high:
@@ -114,7 +114,7 @@ def _map(layout: h5py.VirtualLayout, tensor: Tensor, part: str, source: Source) 
 
 
 def write_model(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], config: str, inputs: str) -> None:
-    """Write the flat vector `weights` as one file, with the configuration and the description of the inputs."""
+    """Write the flat vector `weights` as a model file, with the configuration and the description of the inputs."""
     named = views(weights, tensors)
     write_pieces(path, ((tensor.offset, named[tensor.name]) for tensor in tensors), tensors, config, inputs)
 
@@ -122,7 +122,7 @@ def write_model(path: Path, weights: np.ndarray, tensors: Sequence[Tensor], conf
 def write_pieces(
     path: Path, pieces: Iterable[tuple[int, np.ndarray]], tensors: Sequence[Tensor], config: str, inputs: str
 ) -> None:
-    """Write `pieces` of the flat vector (start, rows of a tensor) as one file, without memory for all of them."""
+    """Write `pieces` of the flat vector (start, rows of a tensor) as a model file, without memory for all."""
     with new_file(path, KIND) as file:
         file.attrs["config"] = config
         file[INPUTS] = inputs
@@ -166,7 +166,7 @@ def model_pieces(
 
 
 def _check_tensors(path: Path, file: h5py.File, tensors: Sequence[Tensor], group: str) -> None:
-    """Raise a UserError unless `file` has all `tensors`, before memory is taken for them.
+    """Raise a UserError unless the model file `file` has all `tensors`, before memory is taken for them.
 
     A small file from anybody can announce very many values.
     """
@@ -182,7 +182,7 @@ def _check_tensors(path: Path, file: h5py.File, tensors: Sequence[Tensor], group
 
 
 def _check_stored(path: Path, dataset: h5py.Dataset) -> None:
-    """Raise a UserError where `dataset` announces more values than the file stores."""
+    """Raise a UserError where `dataset` of a model file announces more values than the file stores."""
     announced = _announced_bytes(dataset)
     stored = 0 if dataset.external else dataset.id.get_storage_size()
     if stored < announced:
@@ -215,6 +215,7 @@ def _source_bytes(path: Path, name: str, part: str) -> int:
 
 
 def _announced_bytes(dataset: h5py.Dataset) -> int:
+    """Return the bytes that a dataset of a model file announces."""
     return math.prod(dataset.shape) * dataset.dtype.itemsize
 
 
@@ -238,7 +239,7 @@ def merge_snapshot(path: Path, output: Path) -> str:
 
 
 def _copy_dataset(source: h5py.Dataset, file: h5py.File, name: str) -> None:
-    """Copy a dataset a few rows at a time: a tensor may be larger than memory."""
+    """Copy a dataset to a merged model file, a few rows at a time: a tensor may be larger than memory."""
     if not source.shape:
         file[name] = source[()]
         return

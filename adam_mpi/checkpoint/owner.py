@@ -55,11 +55,11 @@ class Owner:
 
     @property
     def path(self) -> Path:
-        """Return the file of this claim."""
+        """Return the claim file of this owner of the run."""
         return self.run / FOLDER / f"{self.number}.json"
 
     def check(self) -> None:
-        """Raise LostRun where another job has the run; a file system that does not answer proves nothing."""
+        """Raise LostRun where another job owns the run; a file system that does not answer proves nothing."""
         try:
             ours = claim_numbers(self.path.parent)[-1] == self.number and read_record(self.path).token == self.token
         except OSError as error:
@@ -68,6 +68,7 @@ class Owner:
             raise LostRun(f"run directory {self.run} has been taken by {self._successor()}; this job ends")
 
     def _successor(self) -> str:
+        """Return a text about the job that owns the run now."""
         try:
             claim = find_claim(self.run)
         except (OSError, UserError):
@@ -75,14 +76,14 @@ class Owner:
         return "another job" if claim is None or claim.record.released else str(claim.record)
 
     def update_processes(self, processes: Sequence[Process]) -> None:
-        """Write the job's current `processes` into the claim: they change when ranks are lost or join."""
+        """Write the owner's current `processes` into its claim: they change when ranks are lost or join."""
         self.check()
         with suppress(OSError):
             now = replace(describe_job(processes), token=self.token, since=read_record(self.path).since)
             write_record(self.path.with_name(f".{self.token}"), now).replace(self.path)
 
     def release(self) -> None:
-        """Leave the run to the next job, unless another one has it already."""
+        """Leave the owned run to the next job, unless another one has it already."""
         if (heartbeat := _heartbeats.pop(self, None)) is not None:
             heartbeat.over.set()
         with suppress(OSError, LostRun):
@@ -93,7 +94,7 @@ class Owner:
             self.path.unlink()
 
     def heartbeat(self) -> "Heartbeat":
-        """Return the heartbeat of this claim in this process; the first call starts it."""
+        """Return the heartbeat of this owner in this process; the first call starts it."""
         if self not in _heartbeats:
             _heartbeats[self] = Heartbeat(self)
         return _heartbeats[self]
@@ -111,15 +112,16 @@ class Heartbeat:
 
     @property
     def alive(self) -> bool:
-        """Return whether the job has the run as far as is known; False once it has released it."""
+        """Return whether the job owns the run as far as is known; False once it has released it."""
         return self.lost is None and not self.over.is_set()
 
     def raise_if_lost(self) -> None:
-        """Raise LostRun once the thread has found that another job has the run; this reads no file."""
+        """Raise LostRun once the heartbeat has found that another job owns the run; this reads no file."""
         if self.lost is not None:
             raise LostRun(str(self.lost))
 
     def _run(self) -> None:
+        """Check that the run is still owned, and touch its claim, in the heartbeat's thread."""
         while not self.over.wait(BEAT_SECONDS):
             try:
                 self.owner.check()
@@ -135,7 +137,7 @@ _heartbeats: dict[Owner, Heartbeat] = {}
 
 
 def claim_run(run: Path, processes: Sequence[Process], by_force: bool = False) -> tuple[Owner, str]:
-    """Claim `run` for the job of `processes`; return the claim, and a note about the previous owner or an empty text.
+    """Claim `run` for the job of `processes`; return its owner, and a note about the previous one or an empty text.
 
     Raises a UserError that names the owner where another job has the run and shows that it lives; waits for an owner
     that does not show it until the run may be taken. `by_force`: take it from a living job too.
@@ -146,14 +148,15 @@ def claim_run(run: Path, processes: Sequence[Process], by_force: bool = False) -
         folder.mkdir(parents=True, exist_ok=True)
         part = write_record(folder / f".{record.token}", record)
         try:
-            return _take(run, part, record, by_force)
+            return _take_run(run, part, record, by_force)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"run directory {run}: {error.strerror}; make room, or give another with --run DIR") from None
 
 
-def _take(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner, str]:
+def _take_run(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner, str]:
+    """Take the run as its owner, as soon as the previous owner's claim allows it; return the owner and a note."""
     for _ in range(TRIES):
         before = find_claim(run, part)
         note = may_take(before, record, by_force)
@@ -172,7 +175,7 @@ def _take(run: Path, part: Path, record: Record, by_force: bool) -> tuple[Owner,
 
 
 def _await_silence(run: Path, before: Claim, part: Path) -> None:
-    """Return when the owner has been silent for long or has left; raise the refusal when it shows that it lives."""
+    """Return when the run's owner has been silent for long or has left; raise the refusal when it lives."""
     if any(other.machine == this_process().machine for other in before.record.processes):
         raise UserError(_refusal(run, before))
     notice = time.monotonic() + NOTICE_SECONDS
@@ -191,7 +194,7 @@ def _await_silence(run: Path, before: Claim, part: Path) -> None:
 
 
 def may_take(before: Claim | None, mine: Record, by_force: bool) -> str | None:
-    """Return None where the job `mine` may not take the run, else a note to print or an empty text.
+    """Return None where the job `mine` may not own the run, else a note to print or an empty text.
 
     Pure except for a look at this machine's processes.
     """
@@ -210,7 +213,7 @@ def may_take(before: Claim | None, mine: Record, by_force: bool) -> str | None:
 
 
 def running(run: Path) -> Claim | None:
-    """Return the claim of the job that has `run` now, as far as can be seen from here; None if no job runs."""
+    """Return the claim of the job that owns `run` now, as far as can be seen from here; None if no job runs."""
     try:
         with tempfile.NamedTemporaryFile(dir=run / FOLDER, prefix=".") as file:
             claim = find_claim(run, Path(file.name))
@@ -223,6 +226,7 @@ def running(run: Path) -> Claim | None:
 
 
 def _refusal(run: Path, before: Claim) -> str:
+    """Return why a run that the job of the claim `before` owns cannot be used, and what to do."""
     age = max(before.age, 0.0)
     return (
         f"run directory {run} is in use by another job: {before.record}, last heard of {age:.0f} s ago; "

@@ -64,12 +64,12 @@ class Resume:
 
     @property
     def midway(self) -> bool:
-        """Return whether the state is inside an epoch."""
+        """Return whether the state that a job resumes from is inside an epoch."""
         return self.position.epoch > self.epochs
 
     @property
     def images(self) -> int:
-        """Return how many images the state has been trained on."""
+        """Return how many images the state that a job resumes from has been trained on."""
         return self.position.images
 
 
@@ -115,6 +115,7 @@ def find_resume_point(config: Config, run: Path, seen: FoundStores = NO_STORES) 
 
 
 def _newest_whole_snapshot(run: Path, diverged: Divergences) -> tuple[Resume | None, list[str]]:
+    """Return the newest snapshot that a job can resume from, or None, and what was passed over."""
     trouble: list[str] = []
     for path in snapshot.list_snapshots(run / "snapshots")[::-1]:
         try:
@@ -127,7 +128,7 @@ def _newest_whole_snapshot(run: Path, diverged: Divergences) -> tuple[Resume | N
 
 
 def from_snapshot(path: Path) -> Resume:
-    """Return the state in the snapshot `path`; raise UserError if it is not whole."""
+    """Return a resume point, the state in the snapshot `path`; raise UserError if it is not whole."""
     manifest = snapshot.manifest(path)
     position = snapshot.check_snapshot(path)
     if manifest["batches"] == 0:
@@ -151,6 +152,7 @@ def from_snapshot(path: Path) -> Resume:
 
 
 def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
+    """Return a resume point, the state in the stores of `attempt`."""
     contents = attempt.files.values()
     position = merge_positions([Position.unpack(found.position) for found in contents if found.position is not None])
     counts = [piece.images for content in contents for piece in content.written]
@@ -159,7 +161,7 @@ def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
         path=attempt.path,
         epochs=max(position.epoch - 1, 0),
         position=position,
-        best=_best(run),
+        best=_best_monitored(run),
         parameters=attempt.description["parameters"],
         replicas=attempt.description["replicas"],
         order=attempt.description["order"],
@@ -172,7 +174,7 @@ def _from_store(attempt: Attempt, run: Path, config: Config) -> Resume:
 
 
 def _describe_loss(attempt: Attempt, counts: Sequence[int], config: Config) -> str:
-    """Return a line about what a store lacks; `counts`: the images of each shard."""
+    """Return a line about what a store to resume from lacks; `counts`: the images of each shard."""
     contents = attempt.files.values()
     pushes = max(content.lost[0] for content in contents)
     images = max(content.lost[1] for content in contents)
@@ -189,7 +191,7 @@ def _describe_loss(attempt: Attempt, counts: Sequence[int], config: Config) -> s
 
 
 def merge_positions(positions: list[Position]) -> Position:
-    """Return what all servers have: the batches of the oldest epoch that every one of them has applied. Pure."""
+    """Return the position to resume from: batches of the oldest epoch that all servers have applied. Pure."""
     oldest = min(positions, key=lambda position: (position.epoch, position.images))
     result = Position(oldest.batches.size, oldest.epoch, oldest.images, oldest.clock)
     result.lasted = oldest.lasted
@@ -198,8 +200,8 @@ def merge_positions(positions: list[Position]) -> Position:
     return result
 
 
-def _best(run: Path) -> tuple[float | None, int]:
-    """Return the best monitored value and its epoch from the last summary of `run`; a store does not have them."""
+def _best_monitored(run: Path) -> tuple[float | None, int]:
+    """Return the best monitored value and its epoch from the last summary of the `run` that is resumed."""
     try:
         summary = json.loads((run / "summary.json").read_text())
         return summary[f"best_{summary['monitor']['name']}"], summary["best_epoch"]
@@ -208,7 +210,7 @@ def _best(run: Path) -> tuple[float | None, int]:
 
 
 def describe_lost_work(resume: Resume, run: Path, config: Config) -> str:
-    """Return a text about acknowledged work of the last job that is not in `resume` and is computed again.
+    """Return a text about acknowledged work of the last job that `resume` lacks and that is computed again.
 
     It goes by what the coordinator wrote last: up to `observe.interval` seconds of work are not counted.
     """
@@ -219,14 +221,14 @@ def describe_lost_work(resume: Resume, run: Path, config: Config) -> str:
 
 
 def _acknowledged_images(run: Path) -> int:
-    """Return the images of acknowledged pushes since the training began, as the metrics reported them last."""
+    """Return the images of acknowledged pushes of the run to resume, as its metrics reported them last."""
     with suppress(OSError, IndexError, KeyError):
         return read_metrics(run)[-1]["images_trained"]
     return 0
 
 
 def share_store(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tuple[int, int]]) -> Resume:
-    """Return `resume` with what lies on disks of single nodes: their ranks read it and broadcast it. Collective.
+    """Return `resume` with what lies on disks of single nodes: their ranks read and broadcast it (collective).
 
     `place`: this rank's folder of stores; `spans`: what it holds of the flat vector.
     """
@@ -237,7 +239,7 @@ def share_store(resume: Resume, comm: MPI.Comm, place: Path, spans: Sequence[tup
 
 
 def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Gathered:
-    """Return weights, optimizer state, and the average if there is one, in `spans` of a model of `size` parameters.
+    """Return the resumed weights, optimizer state and average in `spans` of a model of `size` parameters.
 
     What was shared is not read again.
     """
@@ -245,14 +247,15 @@ def read_state(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> G
 
 
 def _checked_pieces(resume: Resume, size: int, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-    for start, values in _pieces(resume, spans):
+    """Yield the shards of the resumed state that meet `spans`; raise UserError where one does not fit."""
+    for start, values in _pieces_of_state(resume, spans):
         if start + len(values["weights"]) > size:
             raise UserError(f"{resume.path}: shard {start} does not fit this model of {size} parameters")
         yield start, values
 
 
-def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
-    """Yield the shards that meet `spans`."""
+def _pieces_of_state(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]:
+    """Yield the shards of the resumed state that meet `spans`."""
     if resume.kind == "snapshot":
         yield from snapshot.snapshot_pieces(resume.path, snapshot.manifest(resume.path)["files"], spans)
         return
@@ -261,7 +264,7 @@ def _pieces(resume: Resume, spans: Sequence[tuple[int, int]]) -> Iterator[Piece]
 
 
 def read_residual(resume: Resume, replica: int, replicas: int, spans: Sequence[tuple[int, int]]) -> Spans:
-    """Return the residual of `replica` in `spans`: its own and, with fewer replicas now, some of the others'."""
+    """Return the resumed residual of `replica` in `spans`: its own and, with fewer replicas now, others' too."""
     total = Spans(spans)
     for files in resume.residuals[replica::replicas]:
         for found in gathered(snapshot.snapshot_pieces(resume.path, files, spans), spans).values():

@@ -35,7 +35,7 @@ class Identity:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Return the identities that stores inside the run directory may be marked with."""
+        """Return the identities of the run directory that stores inside of it may be marked with."""
         return (self.id, *self.before)
 
 
@@ -55,10 +55,12 @@ def load_or_create_identity(run: Path) -> Identity:
 
 
 def _draw_identity() -> str:
+    """Return a new identity for a run directory."""
     return uuid.uuid4().hex[:16]
 
 
 def _read_identity(run: Path) -> Identity | None:
+    """Return the identity that the run directory has stored, or None."""
     try:
         content = json.loads((run / IDENTITY_FILE).read_text())
         found = Identity(content["id"], str(content["directory"]), tuple(content["before"]))
@@ -69,7 +71,7 @@ def _read_identity(run: Path) -> Identity | None:
 
 
 def _still_there(found: Identity, run: Path) -> bool:
-    """Return whether the run `found` is still at its old directory, so that `run` is a copy of it and was not moved."""
+    """Return whether the run `found` is still at its old directory: then `run` is a copy of it and was not moved."""
     other = Path(found.directory)
     there = _read_identity(other)
     return there is not None and there.id == found.id and not other.samefile(run)
@@ -82,13 +84,13 @@ GROW = "GROW"
 
 
 def where(config: Config, given: str | None) -> Path:
-    """Return `given`, or the run directory that `config` names; a run without a name has the time of its start."""
+    """Return the run directory: `given`, or the one that `config` names; without a name it has its time of start."""
     name = config.run.name or f"{Path(config.data.set).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path(given) if given else Path("runs") / name
 
 
 def choose_run_directory(config: Config, given: str | None, resume: bool) -> Path:
-    """Return the directory of this run, and make it; raise a UserError where it holds a run and `resume` is False."""
+    """Return the directory of this run, and make it; raise UserError where it holds a run and `resume` is False."""
     path = where(config, given)
     if (path / "config.toml").exists() and not resume:
         raise UserError(f"run directory {path} holds a run; add --resume to continue it, or give another")
@@ -160,7 +162,7 @@ class RequestWatcher:
     """Collects the requests STOP, COMPARE and GROW."""
 
     def __init__(self, directory: Path, heart: Heartbeat) -> None:
-        """Watch `directory` while the job has the run, as its `heart` shows: later requests are for other jobs."""
+        """Watch the run `directory` for requests while the job has it, as its `heart` shows."""
         self.directory = directory
         self.heart = heart
         self.stop = False
@@ -172,24 +174,26 @@ class RequestWatcher:
         threading.Thread(target=self._run, name="requests", daemon=True).start()
 
     def take_compare(self) -> bool:
-        """Return whether there was a request to compare the copies of all shards; forget it."""
+        """Return whether people requested in the run directory to compare the copies; forget it."""
         requested = self.compare > 0
         self.compare = 0
         return requested
 
     def take_ranks(self) -> int:
-        """Return how many ranks were requested; forget them."""
+        """Return how many ranks people requested in the run directory (`grow`); forget them."""
         ranks = self.ranks
         self.ranks = 0
         return ranks
 
     def _run(self) -> None:
+        """Look for requests in the run directory at intervals, in a thread of its own."""
         while self.heart.alive:
             with suppress(OSError):
                 self._look()
             time.sleep(LOOK_SECONDS)
 
     def _look(self) -> None:
+        """Look once for the request files in the run directory, and remove those that were found."""
         self.stop = (self.directory / STOP).exists()
         if (self.directory / COMPARE).exists():
             (self.directory / COMPARE).unlink()

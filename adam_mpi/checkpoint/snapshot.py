@@ -104,7 +104,7 @@ def _trained(path: Path) -> tuple[int, int, int]:
 
 
 def finish_renames(folder: Path) -> None:
-    """Finish renames in `folder` that a kill has interrupted, between a snapshot and an older one of the same name.
+    """Finish renames of snapshots in `folder` that a kill has interrupted, between two of the same name.
 
     The manifest is written last: a folder that has one is complete.
     """
@@ -119,12 +119,12 @@ def finish_renames(folder: Path) -> None:
 
 
 def file_name(server: int) -> str:
-    """Return the name of the file of the rank `server`."""
+    """Return the name of the snapshot file of the rank `server`."""
     return f"server-{server:05d}.h5"
 
 
 def residual_name(ring: int) -> str:
-    """Return the name of the residual file of the pusher with this `ring`."""
+    """Return the name of the snapshot's residual file of the pusher with this `ring`."""
     return f"residual-{ring:05d}.h5"
 
 
@@ -136,7 +136,7 @@ def write_server_part(
     position: np.ndarray,
     batches: np.ndarray | None = None,
 ) -> None:
-    """Write the file of a server, or the residual of a pusher.
+    """Write the file of a server into a snapshot, or the residual of a pusher.
 
     `state`: part (weights, a state vector, ema, residual) -> its shards one after the other; `batches`: how many each
     shard has been stepped on.
@@ -158,7 +158,7 @@ def write_server_part(
 
 
 def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Return the checksum of each shard over all `parts`; `sizes`: those of the shards."""
+    """Return the checksum of each shard in a snapshot file over all `parts`; `sizes`: those of the shards."""
     sums = np.zeros(len(sizes), np.uint64)
     for values in parts:
         add_checksums(values, np.cumsum([0, *sizes]), sums)
@@ -166,7 +166,7 @@ def _checksums(sizes: Sequence[int], parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def parts(file: h5py.File) -> list[str]:
-    """Return the vectors that a server's file has, in the order of the checksum."""
+    """Return the vectors that a server's file of a snapshot has, in the order of the checksum."""
     return [part for part in file.attrs.get("parts", ()) if part in file]
 
 
@@ -207,7 +207,7 @@ def check_snapshot(path: Path) -> Position:
 
 
 def _check_shards(path: Path, file: h5py.File) -> int:
-    """Return how many parameters `file` has; raise a UserError where a shard does not agree with its checksum."""
+    """Return the parameters that a snapshot's `file` has; raise UserError where a shard's checksum disagrees."""
     starts, sizes, _, expected = file["shards"][...].T
     # Shard by shard: a server's whole file may be larger than memory.
     places = np.cumsum([0, *sizes.tolist()]).tolist()
@@ -226,12 +226,12 @@ def snapshot_pieces(path: Path, files: Iterable[str], spans: Iterable[tuple[int,
             offset = 0
             for place, (start, size, _, _) in enumerate(file["shards"][...].tolist()):
                 if meets(wanted, start, start + size):
-                    yield start, _values(file, place, offset, size)
+                    yield start, _shard_values(file, place, offset, size)
                 offset += size
 
 
-def _values(file: h5py.File, place: int, offset: int, size: int) -> dict[str, np.ndarray]:
-    """Return the values of the shard at `place`, by name: `size` of each part from `offset`, and its batches."""
+def _shard_values(file: h5py.File, place: int, offset: int, size: int) -> dict[str, np.ndarray]:
+    """Return the values of a snapshot's shard at `place`, by name: `size` of each part from `offset`, and batches."""
     values = {part: file[part][offset : offset + size] for part in parts(file)}
     if BATCHES in file:
         values[BATCHES] = np.array(file[BATCHES][place])

@@ -28,7 +28,7 @@ class SnapshotBarrier:
     """Decides which pushes are before the snapshot, and writes the copies."""
 
     def __init__(self, rings: int, seconds: float, writing: Callable[[], None] = lambda: None) -> None:
-        """Make a barrier for `rings` pushers.
+        """Make a snapshot barrier for `rings` pushers.
 
         `seconds`: how long a disk may take nothing before a copy is given up; `writing`: called before each write.
         """
@@ -44,26 +44,26 @@ class SnapshotBarrier:
         """Copies that are being written."""
 
     def hold(self) -> list[int]:
-        """Begin no further clock; return the limits."""
+        """Hold a server at the snapshot barrier: begin no further clock; return the limits."""
         self.limits = list(self.begun)
         return self.limits
 
     def set_limits(self, clocks: Sequence[int], folder: Path) -> None:
-        """Set the barrier to `clocks`, one per pusher; the copy goes into `folder`."""
+        """Set the snapshot barrier to `clocks`, one per pusher; the copy goes into `folder`."""
         self.limits = list(clocks)
         self.folder = folder
 
     def release(self) -> None:
-        """Let all pushes pass."""
+        """Let all pushes pass the snapshot barrier."""
         self.limits = None
         self.folder = None
 
     def allows(self, ring: int, clock: int) -> bool:
-        """Return whether a push of `clock` from the pusher `ring` may be applied now."""
+        """Return whether the snapshot barrier lets a push of `clock` from the pusher `ring` be applied now."""
         return self.limits is None or clock < self.limits[ring]
 
     def reached(self, clocks: Sequence[int]) -> bool:
-        """Return whether everything before the barrier is applied; `clocks`: how far each pusher is."""
+        """Return whether everything before the snapshot barrier is applied; `clocks`: each pusher's."""
         if self.folder is None or self.limits is None:
             return False
         return all(clock >= limit for clock, limit in zip(clocks, self.limits, strict=True))
@@ -77,7 +77,7 @@ class SnapshotBarrier:
         position: Position,
         batches: np.ndarray | None = None,
     ) -> None:
-        """Copy the `state` (part -> shard -> values), release the barrier, and start writing the copy as `name`.
+        """Copy the `state` (part -> shard -> values), release the barrier, and start to write the snapshot `name`.
 
         `batches`: how many each shard has been stepped on.
         """
@@ -109,12 +109,13 @@ class SnapshotBarrier:
             return {"error": f"{path}: {reason(error)}", "hung": isinstance(error, TimeoutError)}
 
     def _write(self, path: Path, write: Callable[[], None], at: Mapping[str, int]) -> dict[str, Any]:
+        """Write the copy of a server or pusher into the snapshot; return what SnapshotWritten reports of it."""
         self.writing()
         write()
         return {**at, "file": path.name, "size": path.stat().st_size}
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Return `arrays` one after the other, in memory that can be written past the page cache."""
+    """Return `arrays` of a snapshot one after the other, in memory that can be written past the page cache."""
     memory = aligned_memory(sum(array.nbytes for array in arrays)).view(np.float32)
     return np.concatenate(arrays, out=memory)

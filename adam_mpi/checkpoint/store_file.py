@@ -51,11 +51,11 @@ class Record:
 
     @property
     def batches(self) -> int:
-        """Return the bits of `stepped`, as a header has them."""
+        """Return the bits of `stepped` as the header of a store's record has them."""
         return int(np.float64(self.stepped).view(np.uint64))
 
     def header(self) -> np.ndarray:
-        """Return the header that makes the slot of this record valid."""
+        """Return the header that makes the slot of this record in the store valid."""
         header = np.zeros((), HEADER)
         for name in FIELDS[:-1]:
             header[name] = getattr(self, name)
@@ -64,12 +64,12 @@ class Record:
 
 
 def record_checksum(header: np.ndarray, body: np.ndarray) -> int:
-    """Return the checksum of `body` and the other fields of `header`: an old header with a new body is no record."""
+    """Return the checksum of a store record's `body` and header: an old header with a new body is no record."""
     return file_checksum(body, file_checksum(np.frombuffer(header.tobytes()[:-8], np.uint32)))
 
 
 def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_bytes: int) -> None:
-    """Create the file with all its space; until a record is written its headers are zero."""
+    """Create the store file with all its space; until a record is written its headers are zero."""
     with new_file(path, KIND) as file:
         file.attrs["parts"] = list(parts)
         file["shards"] = np.array([(shard.start, shard.size) for shard in shards], np.int64).reshape(-1, 2)
@@ -82,7 +82,7 @@ def create(path: Path, shards: Sequence[Shard], parts: Sequence[str], position_b
 
 
 def _reserve(path: Path) -> None:
-    """Take the disk space now, where the system offers it: later writes then find room."""
+    """Take the disk space of the store file now, where the system offers it: later writes then find room."""
     if not hasattr(os, "posix_fallocate"):
         return sync_to_disk(path)
     with path.open("rb+") as file:
@@ -115,7 +115,7 @@ class StoreFile:
         self.threads = ThreadPool(2)
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write the bodies of records, then, once these are on disk, their headers; each record at most once."""
+        """Write the bodies of store records, then, once these are on disk, their headers; each at most once."""
         half = -(-len(records) // 2)
         self._write_bodies(records[:half])
         if records[half:]:
@@ -130,21 +130,22 @@ class StoreFile:
             self.next[record.place] ^= 1
 
     def _while_syncing(self, work: Callable[[], None]) -> None:
-        """Do `work` while what has been written goes to disk."""
+        """Do `work` while what has been written into the store file goes to disk."""
         self.threads.run([(0, work), (1, partial(_sync_data, self.descriptor))])
 
     def _write_bodies(self, records: Sequence[Record]) -> None:
+        """Write the bodies of records into their unused slots of the store file."""
         for record in records:
             start, size = self.bodies[record.place]
             assert record.body.nbytes == size, f"record {record.place} has {record.body.nbytes} bytes, not {size}"
             write_at(self.descriptor, record.body, start + int(self.next[record.place]) * size)
 
     def note_acknowledged(self, pushes: int, images: int) -> None:
-        """Note how many `pushes` and `images` are acknowledged, stored or not: the next job reports what is lost."""
+        """Note in the store file how many `pushes` and `images` are acknowledged, stored or not."""
         write_at(self.descriptor, np.array([pushes, images, time.time_ns()], np.uint64), self.acknowledged)
 
     def close(self) -> None:
-        """End the threads and close the file."""
+        """End the threads that sync the store file, and close it."""
         self.threads.close()
         os.close(self.descriptor)
 
@@ -178,29 +179,29 @@ class StoreContent:
 
     @property
     def written(self) -> list[StoredShard]:
-        """Return the shards that have a whole version."""
+        """Return the shards that have a whole version in the store."""
         return [piece for piece in self.pieces if piece is not None]
 
     @property
     def oldest(self) -> int:
-        """Return when the oldest of its shards was copied, in nanoseconds since 1970."""
+        """Return when the oldest shard of the store was copied, in nanoseconds since 1970."""
         return min((piece.nanoseconds for piece in self.written), default=0)
 
     @property
     def age(self) -> float | None:
-        """Return the seconds from the copy of the oldest shard to the last acknowledgement, by the server's clock."""
+        """Return the seconds from the copy of the store's oldest shard to the last acknowledgement, by one clock."""
         return max(0, self.nanoseconds - self.oldest) / 1e9 if self.nanoseconds else None
 
     @property
     def lost(self) -> tuple[int, int]:
-        """Return how many acknowledged pushes, and how many of their images, some shard does not have."""
+        """Return how many acknowledged pushes, and their images, some shard of the store does not have."""
         pushes = min(piece.pushes for piece in self.written)
         images = min(piece.images for piece in self.written)
         return max(0, self.pushes - pushes), max(0, self.images - images)
 
 
 def read_store(path: Path, values: bool = True) -> StoreContent:
-    """Read a store from end to end; without `values` the pieces have none."""
+    """Read a store file from end to end; without `values` the pieces have none."""
     with open_file(path, KIND) as file:
         found = list(_shards_of_store(file, values))
         bodies = list(file["position"][...])
@@ -226,7 +227,7 @@ def store_pieces(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[Store
 def _shards_of_store(
     file: h5py.File, values: bool, wanted: Sequence[tuple[int, int]] | None = None
 ) -> Iterator[StoredShard | None]:
-    """Yield each shard, or those that meet `wanted`; None for one without a whole version."""
+    """Yield each shard of a store file, or those that meet `wanted`; None for one without a whole version."""
     parts = list(file.attrs["parts"])
     offset = 0
     for (start, size), headers in zip(file["shards"][...].tolist(), _headers(file), strict=False):
@@ -240,18 +241,19 @@ def _shards_of_store(
 
 
 def _headers(file: h5py.File) -> np.ndarray:
-    """Return the headers of both slots of each shard and, last, of the position."""
+    """Return the headers in a store file of both slots of each shard and, last, of the position."""
     return file["headers"][...].view(HEADER)[..., 0]
 
 
 def valid_slot(headers: np.ndarray, bodies: Sequence[np.ndarray]) -> int | None:
-    """Return the newest of a record's two slots whose checksum agrees; None where neither does."""
+    """Return the newest of a store record's two slots whose checksum agrees; None where neither does."""
     written = [slot for slot in (0, 1) if headers[slot]["nanoseconds"]]
     whole = [slot for slot in written if headers[slot]["checksum"] == record_checksum(headers[slot], bodies[slot])]
     return max(whole, key=lambda slot: (int(headers[slot]["version"]), int(headers[slot]["nanoseconds"])), default=None)
 
 
 def _stored_shard(start: int, size: int, header: np.ndarray, parts: Sequence[str], body: np.ndarray) -> StoredShard:
+    """Return a shard of the store from the header and the body of its valid slot."""
     values = {part: body[place * size : (place + 1) * size] for place, part in enumerate(parts)}
     version, pushes, images, nanoseconds, batches, _ = header.item()
     if values:

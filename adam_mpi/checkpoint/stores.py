@@ -84,7 +84,7 @@ class FoundStores:
 
 
 def folder(config: Config, run: Path, identity: Identity) -> Path:
-    """Return where this rank finds the stores of `run`; variables such as $TMPDIR are those of its node.
+    """Return the folder in which this rank finds the stores of `run`; variables such as $TMPDIR are those of its node.
 
     Outside the run directory the folder carries the run's identity, and keeps its name when the run gets another.
     """
@@ -116,7 +116,7 @@ def find_stores(comm: MPI.Comm, place: Path, identity: Identity, read: bool) -> 
 
 
 def visible_files(place: Path) -> list[VisibleFile]:
-    """Return the files of all attempts that this rank sees in `place`."""
+    """Return the store files of all attempts that this rank sees in `place`."""
     try:
         found = [(path, path.stat()) for attempt in attempt_folders(place) for path in attempt.glob("server-*.h5")]
     except OSError:
@@ -125,12 +125,12 @@ def visible_files(place: Path) -> list[VisibleFile]:
 
 
 def attempt_folders(place: Path) -> list[Path]:
-    """Return the folders of all attempts in `place`, the oldest first."""
+    """Return the store folders of all attempts in `place`, the oldest first."""
     return sorted((path for path in place.glob("*") if path.name.isdecimal()), key=lambda path: int(path.name))
 
 
 def next_attempt(place: Path, last: int = 0) -> Path:
-    """Return the folder for a job that starts now; `last`: the number of the last attempt that any rank has seen."""
+    """Return the store folder for a job that starts now; `last`: the last attempt number that any rank has seen."""
     numbers = [int(path.name) for path in attempt_folders(place)]
     return place / f"{max([last, *numbers]) + 1:04d}"
 
@@ -152,7 +152,7 @@ def _of_other_run(description: StoreDescription | str, identity: Identity) -> bo
 
 
 def assign_readers(visible: Sequence[Sequence[VisibleFile]]) -> dict[str, int]:
-    """Return the rank that reads each file: of the ranks that see its newest version, one that reads few. Pure.
+    """Return the rank that reads each store file: of those that see its newest version, one that reads few. Pure.
 
     `visible`: the files that each rank sees.
     """
@@ -171,7 +171,7 @@ def assign_readers(visible: Sequence[Sequence[VisibleFile]]) -> dict[str, int]:
 
 
 def _read_attempt(comm: MPI.Comm, path: Path, identity: Identity, visible: Sequence[Sequence[VisibleFile]]) -> Attempt:
-    """Have each rank read its files from end to end; all ranks return the same attempt, or raise the same error.
+    """Have each rank read its store files from end to end; all return the same attempt, or raise the same error.
 
     Collective.
     """
@@ -195,7 +195,7 @@ def _read_attempt(comm: MPI.Comm, path: Path, identity: Identity, visible: Seque
 
 
 def _read_description(path: Path) -> StoreDescription | str:
-    """Return the description of the attempt `path`, or the text of an error."""
+    """Return the description of the stores of the attempt `path`, or the text of an error."""
     try:
         found = json.loads((path / DESCRIPTION).read_text())
         check_format(path, found.get("format") if isinstance(found, dict) else None)
@@ -209,7 +209,7 @@ def _read_description(path: Path) -> StoreDescription | str:
 def check_files(
     path: Path, description: StoreDescription, files: Mapping[str, StoreContent | str]
 ) -> dict[str, StoreContent]:
-    """Return the files of the attempt `path` if they are all there and whole; raise a UserError otherwise. Pure."""
+    """Return the store files of the attempt `path` if all are there and whole; raise a UserError otherwise. Pure."""
     whole: dict[str, StoreContent] = {}
     for name, content in files.items():
         if isinstance(content, str):
@@ -228,7 +228,7 @@ def check_files(
 def read_everywhere(
     comm: MPI.Comm, path: Path, readers: Mapping[str, int], size: int, spans: Iterable[tuple[int, int]]
 ) -> Gathered:
-    """Return this rank's `spans` of the flat vectors of an attempt, by part; each file is read by one rank.
+    """Return this rank's `spans` of the vectors in an attempt's stores; each file is read by one rank.
 
     Collective. `readers`: file -> the rank that reads it; `size`: parameters of the model.
     """
@@ -237,7 +237,7 @@ def read_everywhere(
 
 
 def _broadcast_file(comm: MPI.Comm, path: Path, reader: int, size: int) -> Iterator[Piece]:
-    """Yield every shard of the file that `reader` reads, on all ranks; raise its error on all ranks."""
+    """Yield every shard of the store file that `reader` reads, on all ranks; raise its error on all ranks."""
     pieces: Iterator[Piece | UserError] = iter(())
     if comm.rank == reader:
         pieces = _pieces_or_error(path, size)
@@ -248,6 +248,7 @@ def _broadcast_file(comm: MPI.Comm, path: Path, reader: int, size: int) -> Itera
 
 
 def _pieces_or_error(path: Path, size: int) -> Iterator[Piece | UserError]:
+    """Yield the shards of the store file `path`, or the error that reading it raises."""
     try:
         yield from ((piece.start, piece.values) for piece in store_file.store_pieces(path, [(0, size)]))
     except UserError as error:

@@ -54,7 +54,7 @@ class WriteBehind:
         copy: Copy,
         before_write: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the threads; the writing thread creates the file `path` and calls `before_write` before each write."""
+        """Start the threads; the writing thread creates the store `path` and calls `before_write` before each write."""
         self.path = path
         self.config = config
         self.copy = copy
@@ -98,26 +98,26 @@ class WriteBehind:
 
     @property
     def complete(self) -> bool:
-        """Return whether every record has been written at least once."""
+        """Return whether every record has been written to the store at least once."""
         return self.missing == set()
 
     @property
     def lag(self) -> float:
-        """Return the seconds since the oldest update that is not on disk."""
+        """Return the seconds since the oldest update that write-behind has not brought to disk."""
         oldest = min([*self.in_flight.values(), *list(self.dirty.values())[:1]], default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def mark_dirty(self, place: int) -> None:
-        """Note that the record at `place` has changed."""
+        """Note that the record at `place` has changed since it was written to the store."""
         self.dirty.setdefault(place, time.monotonic())
 
     def note_acknowledged(self, pushes: int, images: int) -> None:
-        """Have the file note how many `pushes` and `images` are acknowledged, as soon as the disk takes it."""
+        """Have the store note how many `pushes` and `images` are acknowledged, as soon as the disk takes it."""
         self.acknowledged = (pushes, images)
         self.changed.set()
 
     def step(self) -> None:
-        """Take back what has been written, copy what is due, and warn when the disk is slow."""
+        """Take back what has been written to the store, copy what is due, and warn when the disk is slow."""
         now = time.monotonic()
         if self.missing is None:
             self.missing = set(range(len(self.bytes)))
@@ -133,7 +133,7 @@ class WriteBehind:
                 self._warn_slow_disk("slow disk" if self.error is None else reason(self.error))
 
     def close(self) -> bool:
-        """Write all that is dirty once more; return True when that is done, or the disk does not take it.
+        """Write all dirty records to the store; return True when that is done, or the disk does not take it.
 
         To be called again between steps until it returns True: however long it takes, the server does not wait.
         """
@@ -151,11 +151,11 @@ class WriteBehind:
         return True
 
     def end(self) -> None:
-        """Copy nothing more; what is in flight is still written, if the disk takes it."""
+        """Copy nothing more for the store; what is in flight is still written, if the disk takes it."""
         self.copied.put(None)
 
     def _copy_due(self, now: float, missing: set[int]) -> None:
-        """Copy one record, so that nobody waits for long; more where steps are so rare that all would take too long."""
+        """Copy one dirty record for the store; more where steps are so rare that all would take too long."""
         count = 1 + int(len(self.dirty) * (now - self.stepped) / (self.config.interval / 8))
         while count and self.dirty and self.free:
             place, since = next(iter(self.dirty.items()))
@@ -167,6 +167,7 @@ class WriteBehind:
             count -= 1
 
     def _copy_record(self, place: int) -> None:
+        """Copy the record at `place` into a free buffer for the writing thread of the store."""
         buffer = self.free.pop()
         body = buffer[: self.bytes[place]]
         version, images, stepped = self.copy(place, body)
@@ -183,7 +184,7 @@ class WriteBehind:
         self.copied.put((record, buffer))
 
     def _take_back_written(self) -> None:
-        """Take back the groups that have been written or have failed."""
+        """Take back the groups of records that the writing thread has written or failed to write."""
         if self.closing is not None:
             self.closing = time.monotonic()
         while not self.done.empty():
@@ -200,6 +201,7 @@ class WriteBehind:
                 self._pause_after(error)
 
     def _count_written(self, group: list[Copied]) -> None:
+        """Count a group of records as written to the store."""
         assert self.missing is not None, "the first step has been taken"
         self.missing -= {record.place for record, _ in group}
         self.patience = self.config.interval / 2
@@ -211,6 +213,7 @@ class WriteBehind:
 
     def _pause_after(self, error: Exception) -> None:
         # HDF5 has errors of its own when a file cannot be made.
+        """Pause the writing to the store after the `error` of a disk; raise any other error."""
         if not isinstance(error, OSError | RuntimeError):
             raise error
         self.error = error
@@ -218,6 +221,7 @@ class WriteBehind:
         self._warn_slow_disk(reason(error))
 
     def _warn_slow_disk(self, trouble: str) -> None:
+        """Warn of a store that its disk does not take in time; raise UserError where it is required."""
         if self.config.required:
             cure = "store.required = true: make room, or give another store.dir"
             raise UserError(f"store {self.path}: {trouble}; {cure}")
@@ -226,7 +230,7 @@ class WriteBehind:
             print_and_log(f"warning: store {self.path}: {trouble}; {self.lag:.1f} s behind; training continues")
 
     def _write_groups(self) -> None:
-        """Write what has been copied, a group at a time; the writing thread."""
+        """Write the copied records to the store, a group at a time, in the writing thread."""
         while group := self._next_group():
             try:
                 self.before_write()
@@ -245,7 +249,7 @@ class WriteBehind:
             self.file = None
 
     def _note(self) -> None:
-        """Note in the file how many pushes are acknowledged whenever that has changed; the second thread."""
+        """Note in the store how many pushes are acknowledged whenever that has changed; the second thread."""
         noted = self.acknowledged
         while True:
             self.changed.wait()
@@ -263,7 +267,7 @@ class WriteBehind:
             time.sleep(NOTE_SECONDS)
 
     def _next_group(self) -> list[Copied]:
-        """Wait for a copy, and take all that are there besides; an empty list at the end."""
+        """Wait for a copied record, and take all that are there besides; an empty list at the end."""
         group = []
         copied = self.copied.get()
         while copied is not None:

@@ -22,12 +22,12 @@ class Message:
 
 
 def encode_message(message: Message) -> bytes:
-    """Return `message` as JSON."""
+    """Return the control `message` as JSON."""
     return json.dumps({"kind": message.kind, **asdict(message)}).encode()
 
 
 def decode_message(data: bytes) -> Message:
-    """Return the message that `data` holds; raise ValueError for a kind that no rank knows."""
+    """Return the control message that `data` holds; raise ValueError for a kind that no rank knows."""
     fields = json.loads(data)
     kind = fields.pop("kind", None)
     if kind not in Message.classes:
@@ -255,12 +255,12 @@ class ControlChannel:
         self.arriving: dict[int, deque[tuple[MPI.Request, np.ndarray]]] = defaultdict(deque)
 
     def send(self, message: Message, to: int) -> None:
-        """Send `message` to rank `to`, without waiting for its arrival."""
+        """Send the control `message` to rank `to`, without waiting for its arrival."""
         body = np.frombuffer(encode_message(message), np.uint8)
         self.sending.append((self.comm.Isend(body, to), body))
 
     def receive(self) -> Iterator[tuple[int, Message]]:
-        """Yield (sender, message) for each message that has arrived since the last call."""
+        """Yield (sender, message) for each control message that has arrived since the last call."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         status = MPI.Status()
         while (envelope := self.comm.Improbe(status=status)) is not None:
@@ -274,6 +274,6 @@ class ControlChannel:
 
     @property
     def idle(self) -> bool:
-        """Return whether all sent messages have left."""
+        """Return whether all sent control messages have left."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         return not self.sending

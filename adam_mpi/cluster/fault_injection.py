@@ -68,7 +68,7 @@ class Fault:
     """For how many visits it lasts; 0 is until the end."""
 
     def applies_to(self, place: Place) -> bool:
-        """Return whether the rank at `place` has this fault."""
+        """Return whether the rank at `place` has this injected fault."""
         return place.rank == self.rank or self.role in place.roles
 
 
@@ -77,12 +77,12 @@ class InjectedFault(Exception):
 
 
 def parse_faults(lines: Sequence[str]) -> list[Fault]:
-    """Return the faults of `inject.faults`; raise UserError for a line that is none."""
+    """Return the injected faults that `inject.faults` lists; raise UserError for a line that is none."""
     return [_parse_line(f"inject.faults[{index}]", line) for index, line in enumerate(lines)]
 
 
 def check_faults(faults: Sequence[Fault], places: Sequence[Place]) -> None:
-    """Raise UserError for a fault that applies to no rank of `places`."""
+    """Raise UserError for an injected fault that applies to no rank of `places`."""
     for index, fault in enumerate(faults):
         if any(fault.applies_to(place) for place in places):
             continue
@@ -94,6 +94,7 @@ def check_faults(faults: Sequence[Fault], places: Sequence[Place]) -> None:
 
 
 def _parse_line(name: str, line: str) -> Fault:
+    """Return the injected fault that the `line` of the configuration key `name` describes."""
     kind, *words = line.split() or [""]
     if kind not in KEYS:
         raise UserError(f"{name} = {line!r}: unknown fault; allowed: {', '.join(KEYS)}")
@@ -116,7 +117,7 @@ def _parse_line(name: str, line: str) -> Fault:
 
 
 def _steps(name: str, line: str, text: str) -> tuple[int, int]:
-    """Return the first and the last visit of `step=` `text`, a number or a range."""
+    """Return the first and last visit at which a fault is injected, from `step=` `text`, a number or a range."""
     first, _, last = text.partition("..")
     if not first.isdigit() or not (last or "0").isdigit():
         raise UserError(f"{name} = {line!r}: step= is a number or a range like 10..50, drawn by run.seed")
@@ -137,12 +138,12 @@ class Injector:
         self.lock = threading.Lock()
 
     def announce(self) -> None:
-        """Log the faults of this rank, once its log is open."""
+        """Log the faults that are injected into this rank, once its log is open."""
         for fault, step in self.faults:
             log.warning("this rank has an injected fault: %s (step %d)", fault, step)
 
     def at(self, point: str) -> None:
-        """Count a visit of `point`, and trigger the faults of this visit."""
+        """Count a visit of the fault injection `point`, and trigger the faults of this visit."""
         if not self.faults:
             return
         with self.lock:
@@ -155,18 +156,18 @@ class Injector:
                 self._trigger(fault.kind, point, visit)
 
     def rate_factor(self) -> float:
-        """Return by what the learning rate of this visit of `apply` is multiplied."""
+        """Return by what an injected fault multiplies the learning rate of this visit of `apply`."""
         return math.prod(fault.factor for fault in self._lasting("rate"))
 
     def target_order(self, images: int) -> np.ndarray | slice:
-        """Return which image's target each of `images` images gets in this visit of `batch`: its own, or any."""
+        """Return which image's target an injected fault gives each of `images` images: its own, or any."""
         if not self._lasting("labels"):
             return slice(None)
         draw = np.random.Generator(np.random.Philox(key=self.visits["batch"]))
         return draw.permutation(images)
 
     def _lasting(self, kind: str) -> list[Fault]:
-        """Return the faults of `kind` that have begun and are not over."""
+        """Return the injected faults of `kind` that have begun and are not over."""
         if not self.faults:
             return []
         return [
@@ -176,16 +177,17 @@ class Injector:
         ]
 
     def latency(self, point: str) -> float:
-        """Return the seconds that delays at `point` add to a transfer there, without blocking a thread."""
+        """Return the seconds that injected delays at `point` add to a transfer there, without blocking a thread."""
         return sum(fault.seconds for fault, _ in self.faults if fault.kind == "delay" and fault.at == point)
 
     def slow(self, seconds: float) -> None:
-        """Make work that took `seconds` take `factor` times as long."""
+        """Make work that took `seconds` take `factor` times as long, as an injected straggler does."""
         for fault, _ in self.faults:
             if fault.kind == "slow":
                 time.sleep(seconds * (fault.factor - 1))
 
     def _trigger(self, kind: str, point: str, visit: int) -> None:
+        """Log the injected fault and trigger it: raise an error, or kill or stop this rank."""
         log.warning("injected %s at %s, step %d", kind, point, visit)
         if kind in LASTING:
             return

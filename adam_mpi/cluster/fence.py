@@ -18,8 +18,8 @@ class Evicted(Exception):
 
 
 def claim(folder: Path, generation: int, members: Collection[int]) -> None:
-    """Write `members` as those of `generation` into `folder`; raise Evicted if other members have claimed it."""
-    path = _path(folder, generation)
+    """Write the fence: `members` as those of `generation` into `folder`; raise Evicted if others have claimed it."""
+    path = _fence_file(folder, generation)
     part = folder / f".generation-{os.getpid()}"
     part.write_text(json.dumps(sorted(members)))
     try:
@@ -33,19 +33,20 @@ def claim(folder: Path, generation: int, members: Collection[int]) -> None:
 
 
 def check_membership(folder: Path, generation: int, member: int) -> None:
-    """Raise Evicted if a later generation than `generation` has begun without `member`."""
+    """Raise Evicted if the fence shows a later generation than `generation` that began without `member`."""
     newest = max((int(path.stem.partition("-")[2]) for path in folder.glob("generation-*.json")), default=0)
-    if newest > generation and member not in json.loads(_path(folder, newest).read_text()):
+    if newest > generation and member not in json.loads(_fence_file(folder, newest).read_text()):
         raise Evicted(f"was declared dead; generation {newest} continued without it; this rank ends")
 
 
 def clear_fences(folder: Path) -> None:
-    """Remove the generations of an earlier job from `folder`."""
+    """Remove the fence files of the generations of an earlier job from `folder`."""
     for path in folder.glob("generation-*.json"):
         path.unlink(missing_ok=True)
 
 
-def _path(folder: Path, generation: int) -> Path:
+def _fence_file(folder: Path, generation: int) -> Path:
+    """Return the path of the fence file of `generation`."""
     return folder / f"generation-{generation}.json"
 
 
@@ -58,7 +59,7 @@ class MembershipWatch:
     PERIOD = 0.05
 
     def __init__(self, folder: Path, seconds: float, late: Callable[[], None], out: Callable[[Evicted], None]) -> None:
-        """Watch `folder`; call `late` after `seconds`, and `out` when this rank is evicted."""
+        """Watch the fence in `folder`; call `late` after `seconds`, and `out` when this rank is evicted."""
         self.folder = folder
         self.seconds = seconds
         self.late = late
@@ -66,7 +67,7 @@ class MembershipWatch:
         self.over: threading.Event | None = None
 
     def begin(self, generation: int, member: int) -> None:
-        """Start to watch, as `member` of the `generation` that is over; a running watch continues."""
+        """Start to watch the fence, as `member` of the `generation` that is over; a running watch continues."""
         # A rank that has just woken up may be evicted already, and MPI may end it before the thread has checked.
         self._check(generation, member)
         if self.over is None:
@@ -74,7 +75,7 @@ class MembershipWatch:
             threading.Thread(target=self._run, args=(self.over, generation, member), name="watch", daemon=True).start()
 
     def end(self) -> bool:
-        """Stop to watch, since there is a new membership; return whether the watch was running."""
+        """Stop to watch the fence, since there is a new membership; return whether the watch was running."""
         if self.over is None:
             return False
         self.over.set()
@@ -82,6 +83,7 @@ class MembershipWatch:
         return True
 
     def _run(self, over: threading.Event, generation: int, member: int) -> None:
+        """Check the fence at intervals until the watch ends; call `late` if that takes too long."""
         limit = time.monotonic() + self.seconds
         while not over.wait(self.PERIOD):
             self._check(generation, member)
@@ -89,6 +91,7 @@ class MembershipWatch:
                 self.late()
 
     def _check(self, generation: int, member: int) -> None:
+        """Check the fence once; call `out` if this rank is evicted."""
         try:
             # A disk that fails proves nothing; the time limit holds all the same.
             with suppress(OSError):

@@ -31,7 +31,7 @@ class Idle:
         self.since = time.perf_counter()
 
     def back_off(self, worked: bool) -> None:
-        """Rest after a round of the loop, depending on whether it `worked` and on how long it has not."""
+        """Rest between two rounds of a polling loop, depending on whether it `worked` and how long it has not."""
         if worked:
             self.rounds = 0
             self.since = time.perf_counter()

@@ -23,7 +23,7 @@ class Place:
 
     @property
     def member(self) -> int:
-        """Return the number that identifies this rank in all generations."""
+        """Return the number that identifies this rank in the layouts of all generations."""
         return self.rank if self.member_id is None else self.member_id
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def starter(self) -> int:
-        """Return the rank that starts spares, which blocks it for a moment: no data rank or server where possible."""
+        """Return the rank of the layout that starts spares: no data rank or server where possible, as it blocks."""
 
         def cost(place: Place) -> tuple[bool, bool, int, int]:
             return "data" in place.roles, "server" in place.roles, len(place.roles), -place.rank
@@ -70,23 +70,23 @@ class Layout:
 
     @property
     def replicas(self) -> int:
-        """Return the number of replicas of the model."""
+        """Return the number of replicas of the model in the layout of roles."""
         return len(self.workers) // self.partitions
 
     def strips(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of the replica of worker `rank`, in the order of their strips."""
+        """Return the ranks of the replica of worker `rank` in the layout, in the order of their strips."""
         replica = self.places[rank].replica
         members = [place for place in self.places if place.replica == replica] if replica is not None else []
         return tuple(place.rank for place in sorted(members, key=lambda place: place.strip or 0)) or (rank,)
 
     @property
     def pushers(self) -> tuple[int, ...]:
-        """Return the workers in the order of replicas and strips."""
+        """Return the workers of the layout in the order of replicas and strips."""
         workers = [self.places[rank] for rank in self.workers]
         return tuple(place.rank for place in sorted(workers, key=lambda place: (place.replica or 0, place.strip or 0)))
 
     def survives(self, copies: int) -> int:
-        """Return how many servers may be lost at once without stopping the job, with `copies` copies of each shard."""
+        """Return how many servers of the layout may be lost at once, with `copies` copies of each shard."""
         return min(copies, len(self.servers)) - 1
 
     def count_on_host(self, host: str, role: str) -> int:
@@ -95,7 +95,7 @@ class Layout:
 
 
 def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
-    """Return the layout of the ranks on `hosts`, in rank order, with the numbers and hosts that `wanted` gives."""
+    """Return the layout of roles at the start, for ranks on `hosts`, with the numbers and hosts of `wanted`."""
     data, servers, folded = _numbers(len(hosts), wanted)
     free = list(range(len(hosts)))
     data_ranks = _spread(free, data, hosts, "data", wanted)
@@ -115,7 +115,7 @@ def arrange(hosts: Sequence[str], wanted: config.Layout) -> Layout:
 
 
 def _numbers(size: int, wanted: config.Layout) -> tuple[int, int, bool]:
-    """Return the numbers of data and server ranks, and whether one rank has both roles, as with few ranks."""
+    """Return the numbers of data and server ranks at the start, and whether one rank has both roles."""
     data = wanted.data or max(1, size // 8)
     servers = wanted.servers or max(1, size // 4)
     if data + servers + wanted.partitions <= size:
@@ -173,6 +173,7 @@ def _strips(free: list[int], hosts: Sequence[str], wanted: config.Layout) -> dic
 
 
 def _allowed(free: list[int], hosts: Sequence[str], role: str, wanted: config.Layout) -> list[int]:
+    """Return the hosts that the configuration allows for `role`."""
     patterns = wanted.place.get(role) or ["*"]
     return [rank for rank in free if any(fnmatch(hosts[rank], pattern) for pattern in patterns)]
 
@@ -190,7 +191,7 @@ NEW = -1
 
 
 def reassign_roles(hosts: Sequence[str], kept: Sequence[Place], wanted: config.Layout) -> Layout:
-    """Return the layout of the next generation, whose ranks are on `hosts`.
+    """Return the layout of roles of the next generation, whose ranks are on `hosts`.
 
     `kept` has the previous place of each rank, or for a rank that joins only its member number. Replicas keep their
     size. Raises LostState if too few ranks are left for a replica.
@@ -226,7 +227,7 @@ def _fill(role: str, count: int, roles: list[list[str]], idle: list[int]) -> Non
 
 
 def _replicas(kept: Sequence[Place], idle: list[int], size: int) -> list[list[int]]:
-    """Return the ranks of each replica: complete ones as they are, others completed from idle ranks and each other."""
+    """Return the ranks of each replica after a loss: complete ones as they are, others completed from idle ranks."""
     strips: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, place in enumerate(kept):
         if place.replica is not None and place.strip is not None:
@@ -250,7 +251,7 @@ def _replicas(kept: Sequence[Place], idle: list[int], size: int) -> list[list[in
 
 
 def _any_ranks(roles: list[list[str]], size: int) -> list[int]:
-    """Return ranks for one replica where none is left: those with the fewest other roles."""
+    """Return ranks for one replica where none is left after a loss: those with the fewest other roles."""
     if len(roles) < size:
         raise LostState(f"{len(roles)} ranks are left, a replica needs {size}; the job ends")
     return sorted(sorted(range(len(roles)), key=lambda rank: (len(roles[rank]), rank))[:size])

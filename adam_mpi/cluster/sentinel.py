@@ -51,7 +51,7 @@ def start_sentinel(
 
 
 def _make_folder() -> str:
-    """Make a folder for the socket, in TMPDIR unless that makes the socket's path too long for the system."""
+    """Make a folder for the sentinel's socket, in TMPDIR unless the socket's path is too long there."""
     places = [place for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm") if len(place) < SOCKET_PATH]
     for place in places:
         folder = ""
@@ -74,17 +74,17 @@ class SentinelConnection:
     """The connection of a rank to its host's sentinel, which takes its unannounced end for the rank's death."""
 
     def __init__(self, path: str, name: str) -> None:
-        """Connect to the socket `path` as the rank called `name` in reports."""
+        """Connect to the sentinel's socket `path` as the rank called `name` in reports."""
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.connect(path)
         self.socket.sendall(json.dumps([name, os.getpid()]).encode() + b"\n")
 
     def send(self, message: bytes) -> None:
-        """Send `message`, for example RECOVERED; a sentinel that is gone is no error."""
+        """Send `message` to the sentinel, for example RECOVERED; a sentinel that is gone is no error."""
         with suppress(OSError):
             self.socket.sendall(message)
 
     def close(self, interruption: str = "") -> None:
-        """Announce that this rank ends in order; the sentinel reports `interruption` as the reason, if there is one."""
+        """Tell the sentinel that this rank ends in order; it reports `interruption`, if any, as the reason."""
         self.send(interruption.encode() or BYE)
         self.socket.close()

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from adam_mpi.cluster.failure_report import print_error, repair_summary, report_failure
+from adam_mpi.cluster.report_once import print_error, repair_summary, report_failure
 
 BYE = b"bye"
 RECOVERED = b"recovered\n"
@@ -102,7 +102,7 @@ class Sentinel:
         threading.Thread(target=self._read_files, name="orders", daemon=True).start()
 
     def run(self) -> None:
-        """Serve until the last rank has left, or until no rank has connected in time."""
+        """Serve the sentinel's socket until the last rank has left, or until no rank has connected in time."""
         limit = time.monotonic() + CONNECT_SECONDS
         while self.ranks or (self.expected > 0 and time.monotonic() < limit):
             for key, _ in self.selector.select(LOOK_SECONDS):
@@ -121,6 +121,7 @@ class Sentinel:
             self.watched.unlink()
 
     def _accept(self) -> None:
+        """Accept the connection of a rank that this sentinel is to watch."""
         connection, _ = self.listener.accept()
         # No more than the name is read: what follows is an event, to be handled in the order of events.
         with connection.makefile("rb", buffering=0) as stream:
@@ -132,6 +133,7 @@ class Sentinel:
         self.selector.register(connection, selectors.EVENT_READ, rank)
 
     def _receive(self, connection: socket.socket, rank: WatchedRank) -> None:
+        """Receive what a watched rank sends its sentinel; an end of its connection may be its death."""
         last = connection.recv(4096)
         if last.startswith(RECOVERED):
             self.deaths.clear()
@@ -154,7 +156,7 @@ class Sentinel:
         self._report_death()
 
     def _check_stopped(self, now: float) -> None:
-        """Kill ranks that have been stopped for too long: launchers would wait for them forever."""
+        """Kill watched ranks that have been stopped for too long: launchers would wait for them forever."""
         for rank in self.ranks:
             state = halted_state(rank.pid)
             rank.stopped = (rank.stopped or now) if state else None
@@ -162,13 +164,14 @@ class Sentinel:
                 self._give_up(rank, f"was {state} for {self.settings.patience:g} s")
 
     def _execute_orders(self) -> None:
-        """Kill the ranks that the coordinator has ordered to be killed."""
+        """Kill the watched ranks that the coordinator has ordered the sentinel to kill."""
         for host, pid, reason in self.orders:
             for rank in self.ranks:
                 if (host, pid) == (self.settings.host, rank.pid):
                     self._give_up(rank, reason)
 
     def _give_up(self, rank: WatchedRank, reason: str) -> None:
+        """Report that the sentinel gives up the watched `rank` for this `reason`, and kill it."""
         if rank.given_up:
             return
         rank.given_up = True
@@ -181,7 +184,7 @@ class Sentinel:
             os.kill(rank.pid, signal.SIGKILL)
 
     def _read_files(self) -> None:
-        """Read the run directory at intervals, for orders and for the reason why the job ends."""
+        """Read orders for the sentinel, and the reason why the job ends, from the run directory at intervals."""
         orders = self.failure_file.with_name(ORDERS)
         # NFS may hide a new file for a minute, but an existing file that is opened has its present content.
         with suppress(OSError):
@@ -195,11 +198,12 @@ class Sentinel:
                     self.failed = time.monotonic()
 
     def _note_death(self, text: str) -> None:
+        """Note that a watched rank has died, and when."""
         self.died = self.died if self.deaths else time.monotonic()
         self.deaths.append(text)
 
     def _end_recovery(self) -> None:
-        """Kill the surviving ranks, which have neither recovered nor ended in time."""
+        """Kill the surviving ranks of the sentinel's host, which have neither recovered nor ended in time."""
         if self.settings.survivable:
             seconds = f"{self.settings.grace:g} s"
             report_failure(self.failure_file, f"{self.deaths[0]}: the surviving ranks did not recover within {seconds}")
@@ -207,12 +211,13 @@ class Sentinel:
         self.deaths.clear()
 
     def _kill_all(self) -> None:
+        """Kill all ranks that this sentinel watches."""
         for rank in self.ranks:
             with suppress(OSError):
                 os.kill(rank.pid, signal.SIGKILL)
 
     def _report_death(self) -> None:
-        """Report the first death, unless there are ranks that may continue without the dead one."""
+        """Report the first death that the sentinel saw, unless there are ranks that may continue without it."""
         if self.deaths and not (self.settings.survivable and (self.ranks or self.settings.elsewhere)):
             report_failure(self.failure_file, self.deaths[0])
 
@@ -230,7 +235,7 @@ def main(path: str, failure_file: str, settings: str) -> None:
 
 
 def halted_state(pid: int) -> str:
-    """Return "stopped" or "frozen" for a process that is, else ""; also "" where there is no /proc."""
+    """Return "stopped" or "frozen" for a watched process that is, else ""; also "" where there is no /proc."""
     try:
         # The name, in parentheses, may contain spaces and parentheses.
         if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
@@ -246,16 +251,16 @@ def _is_frozen(pid: int) -> bool:
         freezers = _freezers()
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)
-            if number == "0" and "frozen 1" in _read(freezers.get("cgroup2"), path, "cgroup.events"):
+            if number == "0" and "frozen 1" in _read_cgroup_file(freezers.get("cgroup2"), path, "cgroup.events"):
                 return True
             version_1 = "freezer" in controllers.split(",")
-            if version_1 and "FROZEN" in _read(freezers.get("freezer"), path, "freezer.state"):
+            if version_1 and "FROZEN" in _read_cgroup_file(freezers.get("freezer"), path, "freezer.state"):
                 return True
     return False
 
 
 def _freezers() -> dict[str, tuple[str, str]]:
-    """Return (group at the mount point, mount point) of the cgroup hierarchies that have a freezer, by kind."""
+    """Return (group at the mount point, mount point) of the cgroup hierarchies that can freeze a process, by kind."""
     found = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -268,8 +273,8 @@ def _freezers() -> dict[str, tuple[str, str]]:
     return found
 
 
-def _read(hierarchy: tuple[str, str] | None, path: str, name: str) -> str:
-    """Return the content of file `name` of the control group `path`, or "" where it is not visible."""
+def _read_cgroup_file(hierarchy: tuple[str, str] | None, path: str, name: str) -> str:
+    """Return the content of file `name` of the control group `path` (cgroup), or "" where it is not visible."""
     if hierarchy is None:
         return ""
     root, mount = hierarchy

@@ -19,7 +19,7 @@ LIBRARY.mmap.restype = ctypes.c_void_p
 
 
 def map_node_memory(comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> dict[int, np.ndarray]:
-    """Allocate `size` zero bytes and return the memory of all ranks of `node`, by rank of `comm` (collective).
+    """Allocate `size` zero bytes of shared memory; return that of all ranks of `node`, by rank (collective).
 
     The memory is in anonymous files, which vanish with the last process that has them open, however it ends. Raises
     RankFailure when a rank is lost meanwhile.
@@ -38,7 +38,7 @@ def map_node_memory(comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> dict
 
 
 def map_file(pid: int, file: int, size: int) -> np.ndarray:
-    """Return the memory in the `file` of `size` bytes that process `pid` of this host has open.
+    """Return the shared memory in the `file` of `size` bytes that process `pid` of this host has open.
 
     It is unmapped with the last view of it; Python's own mmap would keep a descriptor open for each. Raises RankFailure
     if the process is gone, and UserError if its files are not accessible.
@@ -54,7 +54,7 @@ def map_file(pid: int, file: int, size: int) -> np.ndarray:
         what = f"the memory of process {pid} on this host cannot be shared: {error.strerror}"
         raise UserError(f'{what}; set cluster.transport = "send"') from None
     try:
-        address = _map(descriptor, size)
+        address = _map_shared(descriptor, size)
     finally:
         os.close(descriptor)
     memory = (ctypes.c_uint8 * size).from_address(address)
@@ -62,7 +62,8 @@ def map_file(pid: int, file: int, size: int) -> np.ndarray:
     return np.ctypeslib.as_array(memory)
 
 
-def _map(descriptor: int, size: int) -> int:
+def _map_shared(descriptor: int, size: int) -> int:
+    """Map `size` bytes of the shared memory file `file` into this process."""
     address = LIBRARY.mmap(
         None,
         ctypes.c_size_t(size),
@@ -77,7 +78,7 @@ def _map(descriptor: int, size: int) -> int:
 
 
 def release_pages(memory: np.ndarray) -> None:
-    """Return the whole pages of `memory`, shared or not, to the system; their addresses stay valid."""
+    """Return the whole pages of mapped `memory`, shared or not, to the system; their addresses stay valid."""
     first = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (memory.ctypes.data + memory.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
     if size <= 0:
@@ -94,5 +95,5 @@ _fence = define(lambda builder: builder.fence("seq_cst"), types.void)
 
 @njit(nogil=True, cache=True)
 def memory_fence() -> None:
-    """Order the memory accesses before the call before those after it."""
+    """Order the accesses to shared memory before the call before those after it."""
     _fence()

@@ -78,7 +78,7 @@ class Spare:
     pid: int = 0
 
     def kill(self) -> None:
-        """Kill the process if it is on this host: a stopped one would keep the launcher waiting forever."""
+        """Kill the spare process if it is on this host: a stopped one would keep the launcher waiting forever."""
         if self.pid and self.host == MPI.Get_processor_name():
             with suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -105,22 +105,23 @@ class Spares:
 
     @property
     def _state(self) -> tuple[int, int, bool]:
+        """Return how many spares are ready, how many are starting, and whether the launcher refused one."""
         return self.ready, len(self.held) - self.ready + self.ordered, self.refused
 
     def begin_generation(self, join_package: JoinPackage) -> None:
-        """Drop the previous coordinator's orders for spares; the new one gets a first report and gives new ones."""
+        """Drop the previous coordinator's orders for spares; the new one gets a first report and orders again."""
         self.join_package = join_package
         self.ordered = 0
         self.refused = False
         self.reported = (0, 0, False)
 
     def order(self, count: int) -> None:
-        """Order `count` more spares to be started."""
+        """Order `count` more spare processes to be started."""
         self.ordered += count
         self.refused = False
 
     def poll(self) -> bool:
-        """Start an ordered spare, note which are ready and drop dead ones; return whether there is news to report."""
+        """Start an ordered spare, note which spares are ready and drop dead ones; return whether there is news."""
         if self.ordered:
             self.ordered -= 1
             self._start()
@@ -136,6 +137,7 @@ class Spares:
         return SparesReport(ready, coming, refused, started)
 
     def _start(self) -> None:
+        """Start a spare process by `MPI_Comm_spawn`."""
         assert self.join_package is not None, "orders come after the generation has begun"
         job = self.join_package.job
         began = time.monotonic()
@@ -194,6 +196,7 @@ class Spares:
         return [spare for spare in asked if spare.responds]
 
     def _send(self, spare: Spare, message: Any) -> bool:
+        """Send `message` to `spare`; return whether that was possible."""
         try:
             spare.link.send(message, 0)
         except MPI.Exception:
@@ -201,6 +204,7 @@ class Spares:
         return True
 
     def _answers(self, spare: Spare) -> bool:
+        """Return whether `spare` has answered."""
         with suppress(MPI.Exception):
             if not spare.responds and spare.link.Iprobe(0):
                 spare.link.recv(source=0)
@@ -223,14 +227,14 @@ class Spares:
 
 
 def _kill_self() -> None:
-    """Kill this rank, which hangs in MPI: the other ranks continue without it."""
+    """Kill this rank, which hangs in MPI while spares join: the other ranks continue without it."""
     log.error("the launcher did not start a new rank in time; this rank hangs in MPI and is killed")
     logging.shutdown()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def return_errors(comm: Any) -> Any:
-    """Have errors of `comm` raised as exceptions, and return it.
+    """Have errors of the communicator `comm` raised as exceptions, and return it; spares need that too.
 
     It is untyped because mpi4py declares what splits and merges a communicator as `Comm` only.
     """
@@ -244,7 +248,7 @@ def admitting_ranks(ready: Sequence[int], missing: int) -> list[int]:
 
 
 def admit(comm: MPI.Intracomm, holder: int, port: str = "") -> MPI.Intracomm:
-    """Return `comm` with one rank more, which connects to the `port` that rank `holder` has opened (collective)."""
+    """Return `comm` with one spare more, which connects to the `port` that rank `holder` has opened (collective)."""
     merged = return_errors(return_errors(comm.Accept(port, root=holder)).Merge(high=False))
     if comm.rank == holder:
         MPI.Close_port(port)
@@ -263,7 +267,7 @@ def join_job(invitation: Invitation) -> MPI.Intracomm:
 
 
 def receive(link: MPI.Intercomm, over: Callable[[], bool]) -> Any:
-    """Return the next message that a spare gets over `link` from the rank that has started it; answer pings.
+    """Return the next message that a spare gets over `link` from the rank that started it; answer pings.
 
     Raises RankFailure when that rank is gone or `over` returns that the job has ended.
     """

@@ -54,7 +54,7 @@ def dump_stack_on_signal() -> None:
 
 
 def stacks() -> str:
-    """Return the stack of every thread of this rank."""
+    """Return the stack of every thread of this rank, for the report of the stall watchdog."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [
         f"thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
@@ -103,7 +103,7 @@ class Watchdog:
                 raise Stall(f"{self.world.place} has {self._describe(wait, now - since)}; the job ends")
 
     def handle(self, source: int, message: SignOfLife) -> None:
-        """Give a sign of life to the rank `source` if it asks for one, or note the one it gives."""
+        """Give a sign of life to the rank `source` that waits for this one, or note the sign that it gives."""
         if message.asks:
             self.channel.send(SignOfLife(asks=False, number=message.number), source)
         else:
@@ -111,7 +111,7 @@ class Watchdog:
 
     @property
     def _grace(self) -> float:
-        """Return the seconds beyond the limit in which the coordinator may have a silent rank killed."""
+        """Return the seconds beyond the watchdog's limit in which the coordinator may have a silent rank killed."""
         return EVICTION_SECONDS if self.world.survivable else 0.0
 
     def _signs(self, waits: Iterable[Wait]) -> list[Wait]:
@@ -125,6 +125,7 @@ class Watchdog:
         return [Wait("a sign of life", rank, self.asked[rank]) for rank in owed]
 
     def _describe(self, wait: Wait, seconds: float) -> str:
+        """Return a wait of the stall watchdog as text: for what, for which ranks and since when."""
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         return f"waited for {wait.what} from {self.world.layout.places[wait.rank]} since {since}, {seconds:.1f} s"
 
@@ -140,7 +141,7 @@ class Watchdog:
 
 
 def _signal(pid: int) -> None:
-    """Send `ASK` to the main thread of `pid`: a signal to the process may be handled by any of its threads."""
+    """Send the stack signal `ASK` to the main thread of `pid`: a process signal may reach any of its threads."""
     to_thread = getattr(ctypes.CDLL(None), "tgkill", None)
     if to_thread is None:
         os.kill(pid, ASK)

@@ -31,7 +31,7 @@ class Window:
 
     @classmethod
     def to_write(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "Window":
-        """Make a window of `size` bytes for others to write (collective).
+        """Make a window of `size` bytes of this rank for others to write (collective).
 
         MPI allocates the memory, so that a late write does no harm.
         """
@@ -42,24 +42,24 @@ class Window:
 
     @classmethod
     def to_read(cls, comm: MPI.Intracomm, node: MPI.Intracomm, size: int) -> "Window":
-        """Make a window of `size` bytes for others to read (collective); its memory outlives it."""
+        """Make a window of `size` bytes of this rank for others to read (collective); its memory outlives it."""
         memory = np.zeros(max(size, 8), np.uint8)
         return cls(MPI.Win.Create(memory, 1, comm=comm), memory)
 
     def put(self, data: np.ndarray, target: int, offset: int) -> Request:
-        """Start to write `data` to byte `offset` of rank `target`'s memory; `data` must not change until it is done."""
+        """Start to write `data` to byte `offset` of rank `target`'s window; `data` must not change until it is done."""
         return self.win.Rput(data, target, target=(offset, data.nbytes, MPI.BYTE))
 
     def get(self, into: np.ndarray, target: int, offset: int) -> Request:
-        """Start to fill `into` from byte `offset` of rank `target`'s memory."""
+        """Start to fill `into` from byte `offset` of rank `target`'s window."""
         return self.win.Rget(into, target, target=(offset, into.nbytes, MPI.BYTE))
 
-    def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
-        """Return `size` bytes of rank `target`'s memory from `offset` on, or None where they are not shared."""
+    def memory_of(self, target: int, offset: int, size: int) -> np.ndarray | None:
+        """Return `size` bytes of rank `target`'s window from `offset` on, or None where they are not shared memory."""
         return None
 
     def sync(self) -> None:
-        """Make local writes visible to readers, and what has arrived visible to this rank."""
+        """Make local writes into the window visible to readers, and what has arrived visible to this rank."""
         self.win.Sync()
 
     def free(self) -> None:
@@ -94,7 +94,7 @@ class SharedWindow(Window):
 
     to_read = to_write
 
-    def direct(self, target: int, offset: int, size: int) -> np.ndarray | None:
+    def memory_of(self, target: int, offset: int, size: int) -> np.ndarray | None:
         return self.near[target][offset : offset + size] if target in self.near else None
 
     def put(self, data: np.ndarray, target: int, offset: int) -> Request:
@@ -157,7 +157,7 @@ class SendWindow(Window):
         return request
 
     def sync(self) -> None:
-        """Start the transfers that other ranks have ordered."""
+        """Start the transfers that other ranks have ordered from this window."""
         while self.under_way and self.under_way[0][0].Test():
             self.under_way.popleft()
         status = MPI.Status()
@@ -218,7 +218,7 @@ class SurvivingWindow(SharedWindow):
         self.forget()
 
     def forget(self) -> None:
-        """Drop the memory of this rank and of the others; it is unmapped with the last array that views it."""
+        """Drop the window memory of this rank and of the others; it is unmapped with the last array over it."""
         if self.far is not None:
             self.far.forget()
         self.near = {}

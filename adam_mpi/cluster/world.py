@@ -138,7 +138,7 @@ class World:
         return self.comm.rank
 
     def _meet(self, known: layout.Place | None) -> tuple[list[str], list[layout.Place]]:
-        """Return the host of each rank, and the places of those that had one in the previous generation.
+        """Return the hosts of the ranks of this world, and the places of those that had one in the generation before.
 
         Hosts get different names where two shared-memory nodes have the same processor name.
         """
@@ -161,13 +161,14 @@ class World:
         return hosts, [rank.place for rank in ranks if rank.place is not None]
 
     def _replica_communicator(self) -> MPI.Comm | None:
+        """Make the communicator between the strips of this rank's replica."""
         color = MPI.UNDEFINED if self.place.replica is None else self.place.replica
         # The strip is the key: after a recovery any rank may hold any strip.
         comm = self.comm.Split(color, self.place.strip or 0)
         return None if comm == MPI.COMM_NULL else return_errors(comm)
 
     def catch_signals(self) -> None:
-        """Note Ctrl-C and TERM, which end this rank at its next check, and count USR1, which asks for a snapshot."""
+        """Note the signals Ctrl-C and TERM, which end this rank at its next check, and count USR1 (a snapshot)."""
 
         def note_end(number: int, frame: FrameType | None) -> None:
             self.signal = number
@@ -244,7 +245,7 @@ class World:
                     os.kill(pid, signal.SIGKILL)
 
     def agree(self) -> None:
-        """Return on all ranks, or raise RankFailure on all ranks where one may be lost (collective).
+        """Return on all ranks of the world, or raise RankFailure on all where one may be lost (collective).
 
         It comes before a window is made, which crashes if a member is dead.
         """
@@ -258,7 +259,7 @@ class World:
             raise RankFailure("another rank has left this generation")
 
     def check(self) -> None:
-        """Drive MPI's progress; raise Interrupted if the job is asked to end and RankFailure if a member is dead."""
+        """Drive MPI's progress; raise Interrupted if the job is asked to end and RankFailure if a rank is dead."""
         if self.signal is not None:
             raise Interrupted(signal.Signals(self.signal).name)
         try:
@@ -268,7 +269,7 @@ class World:
             raise RankFailure(self.describe(error)) from None
 
     def describe(self, error: MPI.Exception) -> str:
-        """Return which ranks are dead, or the text of `error` where MPI does not know them."""
+        """Return which ranks of the world are dead, or the text of `error` where MPI does not know them."""
         try:
             failed = self.comm.Get_failed()
             dead = MPI.Group.Translate_ranks(failed, list(range(failed.size)), self.comm.Get_group())
@@ -277,7 +278,7 @@ class World:
         return "; ".join(f"{self.layout.places[rank]} is gone" for rank in dead) or error.Get_error_string()
 
     def wait(self, done: Callable[[], bool], what: str, seconds: float) -> None:
-        """Poll until `done` returns True; raise RankFailure, which names `what`, after `seconds`."""
+        """Poll the world until `done` returns True; raise RankFailure, which names `what`, after `seconds`."""
         start = time.monotonic()
         idle = Idle(self.config.cluster.poll)
         while not done():
@@ -287,5 +288,5 @@ class World:
                 raise RankFailure(f"{self.place} waited {seconds:g} s for {what}")
 
     def finish(self) -> None:
-        """Wait until all ranks have reached the end of a successful job (collective)."""
+        """Wait until all ranks of the world have reached the end of a successful job (collective)."""
         self.wait(self.comm.Ibarrier().Test, "all ranks to finish", self.config.cluster.seconds)

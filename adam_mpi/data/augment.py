@@ -62,7 +62,7 @@ def _color_matrix(factor: float, turn: float) -> np.ndarray:
 
 @numba.njit(nogil=True, cache=True)
 def _recolor(planes: np.ndarray, matrix: np.ndarray) -> None:
-    """Apply `matrix` to every pixel of three planes of bytes."""
+    """Apply the color `matrix` to every pixel of three planes of bytes."""
     half = np.float32(0.5)
     for pixel in range(planes.shape[1]):
         red, green, blue = np.float32(planes[0, pixel]), np.float32(planes[1, pixel]), np.float32(planes[2, pixel])
@@ -73,26 +73,26 @@ def _recolor(planes: np.ndarray, matrix: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def cut_out(images: np.ndarray, ids: np.ndarray, key: np.uint64, side: int, fill: np.ndarray) -> None:
-    """Erase in place a square of `side` pixels around a random pixel, as far as it is inside; `fill` replaces it."""
+    """Erase in place a random square of `side` pixels (cutout), as far as it is inside; `fill` replaces it."""
     channels, rows, columns = images.shape[1:]
     for i in range(len(images)):
         image_key = mix(key + np.uint64(ids[i]))
-        top, bottom = _span(image_key, CUTOUT, rows, side)
-        left, right = _span(image_key, CUTOUT + 1, columns, side)
+        top, bottom = _erased_span(image_key, CUTOUT, rows, side)
+        left, right = _erased_span(image_key, CUTOUT + 1, columns, side)
         for channel in range(channels):
             images[i, channel, top:bottom, left:right] = fill[channel]
 
 
 @numba.njit(nogil=True, cache=True)
-def _span(key: np.uint64, number: int, length: int, side: int) -> tuple[int, int]:
-    """Draw where `side` pixels around a random one of `length` begin and end."""
+def _erased_span(key: np.uint64, number: int, length: int, side: int) -> tuple[int, int]:
+    """Draw where the erased `side` pixels around a random one of `length` begin and end."""
     first = int(uniform(key, number, 0.0, length)) - side // 2
     return max(first, 0), min(first + side, length)
 
 
 @numba.njit(nogil=True, cache=True)
 def partners(ids: np.ndarray, key: np.uint64, count: int) -> np.ndarray:
-    """Return for each image the one of `count` images that it is mixed with."""
+    """Return for each image the one of `count` images that augmentation mixes it with."""
     found = np.empty(len(ids), np.int64)
     for i in range(len(ids)):
         found[i] = int(uniform(mix(key + np.uint64(ids[i])), PARTNER, 0.0, count))
@@ -118,22 +118,22 @@ def mix_images(
     for i in range(len(images)):
         image_key = mix(key + np.uint64(ids[i]))
         if uniform(image_key, KIND, 0.0, 1.0) < share:
-            weights[i] = _blend(images[i], others[i], _draw(image_key, blended))
+            weights[i] = _blend_images(images[i], others[i], _draw_weight(image_key, blended))
         else:
-            weights[i] = _paste(images[i], others[i], image_key, _draw(image_key, pasted))
+            weights[i] = _paste_box(images[i], others[i], image_key, _draw_weight(image_key, pasted))
 
 
 @numba.njit(nogil=True, cache=True)
-def _draw(key: np.uint64, table: np.ndarray) -> float:
-    """Draw a number from the distribution with these quantiles."""
+def _draw_weight(key: np.uint64, table: np.ndarray) -> float:
+    """Draw the weight of a mixed image from the distribution with these quantiles."""
     place = uniform(key, WEIGHT, 0.0, float(table.size - 1))
     below = int(place)
     return table[below] + (place - below) * (table[below + 1] - table[below])
 
 
 @numba.njit(nogil=True, cache=True)
-def _blend(image: np.ndarray, other: np.ndarray, weight: float) -> float:
-    """Blend `other` into `image`, which keeps `weight`; return the weight."""
+def _blend_images(image: np.ndarray, other: np.ndarray, weight: float) -> float:
+    """Blend `other` into `image` (mixup), which keeps `weight`; return the weight."""
     own = np.float32(weight)
     more = np.float32(1 - weight)
     pixels = image.reshape(-1)
@@ -144,11 +144,11 @@ def _blend(image: np.ndarray, other: np.ndarray, weight: float) -> float:
 
 
 @numba.njit(nogil=True, cache=True)
-def _paste(image: np.ndarray, other: np.ndarray, key: np.uint64, weight: float) -> float:
-    """Paste a box of `other` with the area 1 - `weight` into `image`; return the share of the area that is left."""
+def _paste_box(image: np.ndarray, other: np.ndarray, key: np.uint64, weight: float) -> float:
+    """Paste a box of `other` with the area 1 - `weight` into `image` (CutMix); return the share that is left."""
     rows, columns = image.shape[1:]
     side = math.sqrt(1 - weight)
-    top, bottom = _span(key, BOX, rows, int(rows * side + 0.5))
-    left, right = _span(key, BOX + 1, columns, int(columns * side + 0.5))
+    top, bottom = _erased_span(key, BOX, rows, int(rows * side + 0.5))
+    left, right = _erased_span(key, BOX + 1, columns, int(columns * side + 0.5))
     image[:, top:bottom, left:right] = other[:, top:bottom, left:right]
     return 1 - (bottom - top) * (right - left) / (rows * columns)

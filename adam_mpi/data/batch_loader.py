@@ -36,16 +36,16 @@ class LoadedBatch:
 
     @property
     def pixels(self) -> np.ndarray:
-        """Return the first input."""
+        """Return the first input of a loaded batch."""
         return next(iter(self.inputs.values()))
 
     @property
     def labels(self) -> np.ndarray:
-        """Return the first target."""
+        """Return the first target of a loaded batch."""
         return next(iter(self.targets.values()))
 
     def select(self, chosen: np.ndarray | slice) -> "LoadedBatch":
-        """Return the `chosen` images as a batch of their own."""
+        """Return the `chosen` images of a loaded batch as a batch of their own."""
         return LoadedBatch(self.ids[chosen], select(self.inputs, chosen), select(self.targets, chosen))
 
 
@@ -75,7 +75,7 @@ class BatchLoader:
     """Reads batches of a data set in one thread and transforms them in `data.threads` others."""
 
     def __init__(self, data: DataSet, seed: int) -> None:
-        """Sample the training part for its mean and deviation where the config asks for normalization."""
+        """Make a loader of batches; sample the training part for mean and deviation if they are to be normalized."""
         self.data = data
         source = data.sources["train"]
         self.transformer = Transformer(data.data.transform, source.image_shape, source.dtype, seed, data.moments())
@@ -86,11 +86,11 @@ class BatchLoader:
         self.transforming = ThreadPoolExecutor(data.data.threads, "transform")
 
     def prepare(self, phase: Phase, images: np.ndarray) -> LoadedBatch:
-        """Load `images` of the part of `phase` in the calling thread."""
+        """Load `images` of the part of `phase` in the calling thread, as one batch."""
         return self._transform(phase, images, self._read(phase, images))[1]
 
     def start(self, phase: Phase, batches: list[np.ndarray]) -> Future[list[LoadedBatch]]:
-        """Load `batches` (the ids of each one's images) in the threads, first come first served.
+        """Load `batches` (the ids of each one's images) in the loader's threads, first come first served.
 
         One call takes several batches, because handing over single ones would cost more than loading them.
         """
@@ -100,7 +100,7 @@ class BatchLoader:
         return self.transforming.submit(self._finish, phase, images, edges, read)
 
     def warm(self) -> None:
-        """Compile, or load from numba's cache, what the first batch would wait for."""
+        """Compile, or load from numba's cache, what loading the first batch would wait for."""
         self.prepare(Phase(0, "train", 0), np.arange(1))
 
     def _finish(
@@ -110,13 +110,13 @@ class BatchLoader:
         edges: np.ndarray,
         read: Future[ReadSamples],
     ) -> list[LoadedBatch]:
-        """Transform what was `read` and split it at `edges`; batches with bad images become smaller."""
+        """Transform the images that the loader `read` and split them at `edges`; bad images make batches smaller."""
         kept, batch = self._transform(phase, requested, read.result())
         cuts = [0, *np.searchsorted(kept, edges).tolist()]
         return [batch.select(slice(first, last)) for first, last in pairwise(cuts)]
 
     def _read(self, phase: Phase, requested: np.ndarray) -> ReadSamples:
-        """Read images of the part of `phase` and, where training images are mixed, their partners."""
+        """Read images of the part of `phase` for the loader and, where training images are mixed, their partners."""
         read = self.data.read_samples(phase.part, requested)
         if not (phase.training and mixes(self.data.data.transform)):
             return ReadSamples(read)
@@ -126,7 +126,7 @@ class BatchLoader:
         return ReadSamples(read, Partners(partners, kept, images, labels))
 
     def _transform(self, phase: Phase, requested: np.ndarray, read: ReadSamples) -> tuple[np.ndarray, LoadedBatch]:
-        """Return the positions of usable images among those requested, and their batch; the first input changes."""
+        """Return the positions of usable images among those that a batch requested, and their loaded batch."""
         samples = read.samples
         ids = requested[samples.kept]
         first = next(iter(samples.inputs))
@@ -148,7 +148,7 @@ class BatchLoader:
         targets: Mapping[str, np.ndarray],
         partners: Partners | None,
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return images mixed with their `partners`, and their soft targets; an image without one stays as it is."""
+        """Return a batch's images mixed with their `partners`, and soft targets; one without partner stays as it is."""
         others = next(iter(targets.values())).copy()
         weights = np.ones(len(ids), np.float32)
         if partners is not None:
@@ -164,7 +164,7 @@ class BatchSource(Protocol):
     """What a PrefetchQueue loads its batches from."""
 
     def start(self, numbers: list[int]) -> Future[list[LoadedBatch]]:
-        """Load the batches with these `numbers`."""
+        """Load the batches with these `numbers` for a prefetch queue."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class PhaseBatches:
     order: Order
 
     def start(self, numbers: list[int]) -> Future[list[LoadedBatch]]:
-        """Load the batches with these `numbers` in the threads of the loader."""
+        """Load the batches of the phase with these `numbers` in the threads of the loader."""
         return self.loader.start(self.phase, [self.order[number] for number in numbers])
 
 
@@ -215,11 +215,11 @@ class PrefetchQueue:
 
     @property
     def loading(self) -> int:
-        """Return the number of batches whose loading is under way."""
+        """Return the number of prefetched batches whose loading is under way."""
         return len(self.started) - self.ready
 
     def fill(self) -> bool:
-        """Start loading batches until `ahead` are started; return whether any was."""
+        """Start loading batches until `ahead` are prefetched; return whether any was started."""
         worked = False
         while self.upcoming and len(self.started) < self.ahead:
             self._start()
@@ -227,7 +227,7 @@ class PrefetchQueue:
         return worked
 
     def take(self, number: int | None = None) -> tuple[int, LoadedBatch] | None:
-        """Return (number, batch) of the next batch, or of batch `number`; None while it is loading."""
+        """Return (number, batch) of the next prefetched batch, or of batch `number`; None while it is loading."""
         while self.upcoming and (number not in self.started if number is not None else not self.started):
             self._start()
         number = next(iter(self.started)) if number is None else number
@@ -240,24 +240,24 @@ class PrefetchQueue:
         return number, future.result()[index]
 
     def close(self) -> list[int]:
-        """Empty the queue; return the batches that nobody has taken."""
+        """Empty the prefetch queue; return the batches that nobody has taken."""
         left = [*self.started, *self.upcoming]
         self.started.clear()
         self.upcoming.clear()
         return left
 
     def stop(self) -> None:
-        """Drop all batches but those of which some replica has a share and others do not."""
+        """Drop all prefetched batches but those of which some replica has a share and others do not."""
         self.upcoming = deque(number for number in self.upcoming if number in self.begun)
         wanted = self.taken.keys() | self.begun.keys()
         self.started = {number: group for number, group in self.started.items() if number in wanted}
 
     def is_begun(self, number: int) -> bool:
-        """Return whether batch `number` of a stopped queue still has to be taken by some replicas."""
+        """Return whether batch `number` of a stopped prefetch queue still has to be taken by some replicas."""
         return number in self.started or number in self.upcoming and number in self.begun
 
     def _start(self) -> None:
-        """Start loading the next group."""
+        """Start loading the next group of batches to prefetch."""
         numbers = [self.upcoming.popleft() for _ in range(min(self.size, len(self.upcoming)))]
         self.size = min(2 * self.size, self.group)
         future = self.source.start(numbers)

@@ -11,7 +11,7 @@ class Cache:
     """
 
     def __init__(self, source: Source, limit: int) -> None:
-        """Make room for `limit` bytes of images of `source`; for none if they are in memory anyway."""
+        """Make room in the image cache for `limit` bytes of `source`; for none if they are in memory anyway."""
         self.source = source
         room = 0 if source.in_memory else min(len(source), limit // source.image_bytes)
         # Pages that are never written take no memory.
@@ -20,7 +20,7 @@ class Cache:
         self.used = 0
 
     def read(self, indices: np.ndarray) -> np.ndarray:
-        """Return the images at `indices`; raise BadImages for those that the source cannot read."""
+        """Return the images at `indices` through the cache; raise BadImages for those that the source cannot read."""
         place = self.place[indices]
         hits = place >= 0
         if hits.all():
@@ -34,7 +34,7 @@ class Cache:
         return images
 
     def _fetch(self, indices: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Return the images indices[positions] from the source; positions in a BadImages are those in `indices`."""
+        """Return images that the cache lacks, indices[positions]; positions in a BadImages are those in `indices`."""
         try:
             return self.source.read(indices[positions])[0]
         except BadImages as error:
@@ -42,7 +42,7 @@ class Cache:
             raise
 
     def _keep(self, indices: np.ndarray, images: np.ndarray) -> None:
-        """Keep as many of the `images` as there is room for."""
+        """Keep as many of the `images` in the cache as there is room for."""
         count = min(len(indices), len(self.kept) - self.used)
         self.kept[self.used : self.used + count] = images[:count]
         self.place[indices[:count]] = np.arange(self.used, self.used + count)

@@ -43,27 +43,27 @@ class Order:
         return self.images[self.cuts[number] : self.cuts[number + 1]]
 
     def owner(self, number: int, replicas: int) -> int:
-        """Return the replica that batch `number` belongs to when each replica has its share of an epoch."""
+        """Return the replica that batch `number` of the epoch belongs to when each has its share of the images."""
         if self.owners is not None:
             return int(self.owners[self[number][0]])
         return number * replicas // len(self)
 
     def share(self, number: int, replica: int, replicas: int) -> np.ndarray:
-        """Return the images that `replica` of `replicas` computes of a joint batch `number`."""
+        """Return the images of a joint batch `number` of the epoch that `replica` of `replicas` computes."""
         images = self[number]
         if self.owners is not None:
             return images[self.owners[images] % replicas == replica]
         return images[replica * images.size // replicas : (replica + 1) * images.size // replicas]
 
     def _gather(self, owners: np.ndarray) -> None:
-        """Reorder the images so that each batch has images of one owner."""
+        """Reorder the images of the epoch so that each batch has images of one owner."""
         self.images = self.images[np.argsort(owners[self.images], kind="stable")]
         edges = np.cumsum([0, *np.bincount(owners)])
         starts = [np.arange(first, last, self.batch) for first, last in zip(edges[:-1], edges[1:], strict=True)]
         self.cuts = np.concatenate([*starts, [self.count]])
 
     def _spread(self, owners: np.ndarray) -> None:
-        """Reorder the images so that every owner's images are spread evenly over the batches."""
+        """Reorder the images of the epoch so that every owner's images are spread evenly over the batches."""
         batches = len(self)
         place = np.empty(self.count, np.int64)
         for owner in np.unique(owners):
@@ -78,7 +78,7 @@ KEY = 0x5EED
 
 
 def draw_owners(skew: str, labels: np.ndarray, replicas: int, seed: int) -> np.ndarray:
-    """Return each image's replica: "by_class" gives each a range of classes, "dirichlet:A" an uneven mix of all."""
+    """Return each image's replica in every epoch: "by_class" gives each some classes, "dirichlet:A" an uneven mix."""
     kind, _, alpha = skew.partition(":")
     random = np.random.Generator(np.random.Philox(key=[seed, KEY]))
     if kind == "by_class":
@@ -91,7 +91,7 @@ def draw_owners(skew: str, labels: np.ndarray, replicas: int, seed: int) -> np.n
 
 
 def _deal(order: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Return the owner of each element when owner r gets the r-th consecutive share, `shares[r]`, of `order`."""
+    """Return the owner of each image when owner r gets the r-th consecutive share, `shares[r]`, of `order`."""
     edges = np.rint(np.cumsum(shares) * len(order)).astype(np.int64)
     owner = np.empty(len(order), np.int64)
     owner[order] = np.minimum(np.searchsorted(edges, np.arange(len(order)), side="right"), len(shares) - 1)
@@ -112,7 +112,7 @@ class EpochProgress:
         left: Mapping[int, int] = MappingProxyType({}),
         sums: int = 2,
     ) -> None:
-        """Start with the batches marked in `done` complete, and with `left[number]` images of others to be reported.
+        """Start an epoch's progress with batches marked in `done`, and `left[number]` images to be reported.
 
         A report has `sums` sums.
 
@@ -148,18 +148,18 @@ class EpochProgress:
 
     @property
     def first_open(self) -> int:
-        """Return the first batch of the order that is not done; the number of batches when all are."""
+        """Return the first batch of the epoch's order that is not done; the number of batches if all are."""
         return len(self.done) if self.done.all() else int(np.argmin(self.done))
 
     def resume(self, images: int, mean: Sequence[float], skipped: int = 0) -> None:
-        """Count `images` that earlier generations did, with `mean` sums per image, and `skipped` others."""
+        """Count `images` of the epoch that earlier generations did, with `mean` sums each, and `skipped` others."""
         self.skipped = skipped
         self.reported = images * self.strips
         if len(mean):
             self.sums[:] = images * np.asarray(mean)
 
     def report(self, number: int, images: int, sums: np.ndarray) -> bool:
-        """Count `images` of batch `number` that a strip has done; return True when that completes a share.
+        """Count `images` of the epoch's batch `number` as done; return True when that completes a share.
 
         `sums` are those of their loss, which comes first, and of their metrics.
         """
@@ -171,7 +171,7 @@ class EpochProgress:
         return self._subtract(number, images)
 
     def leave_out(self, number: int, images: int) -> bool:
-        """Expect no report of `images` bad images of batch `number`; return True when that completes a share."""
+        """Expect no report of `images` bad ones of the epoch's batch `number`; return True if it completes a share."""
         return self._subtract(number, images * self.strips)
 
     def skip(self, number: int) -> None:
@@ -181,6 +181,7 @@ class EpochProgress:
         self.left[number] = 0
 
     def _subtract(self, number: int, images: int) -> bool:
+        """Subtract `images` from what is left of the epoch's batch `number`; return True if its share is complete."""
         assert images <= self.left[number], f"batch {number}: {images} images reported, {self.left[number]} are out"
         owner = self.owner(number)
         self.left[number] -= images

@@ -73,7 +73,7 @@ def fetch_data_set(name: str, source: str | None, target: Path) -> None:
 
 
 def _copy_file(source: Path, md5: str, target: Path) -> None:
-    """Copy a file whose checksum must be `md5`."""
+    """Copy a file of the data set to fetch, whose checksum must be `md5`."""
     found = _md5(source)
     if found != md5:
         raise UserError(f"{source}: {f'its md5 is {found}, not {md5}' if found else 'not there'}; nothing was copied")
@@ -83,7 +83,7 @@ def _copy_file(source: Path, md5: str, target: Path) -> None:
 
 
 def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None:
-    """Download `target` from one base URL after the other; each continues what the one before has left unfinished."""
+    """Download a data set's file to `target` from one base URL after the other, each continuing the last."""
     part = _part(target)
     failures = []
     for base in bases:
@@ -112,7 +112,7 @@ def _download(name: str, bases: tuple[str, ...], md5: str, target: Path) -> None
 
 
 def _transfer(address: str, part: Path) -> None:
-    """Download the rest of the file at `address`, from where `part` ends."""
+    """Download the rest of the data set's file at `address`, from where `part` ends."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -146,12 +146,12 @@ def _receive_body(answer: http.client.HTTPResponse, part: Path, have: int) -> No
 
 
 def _part(target: Path) -> Path:
-    """Return the name of an unfinished file."""
+    """Return the name of a file that is not fetched completely."""
     return target.with_name(target.name + ".part")
 
 
 def _md5(path: Path) -> str | None:
-    """Return the md5 of a file, or None if it does not exist."""
+    """Return the md5 checksum of a fetched file, or None if it does not exist."""
     if not path.is_file():
         return None
     with open(path, "rb") as file:
@@ -186,7 +186,7 @@ def pack_data_set(source: str, target: Path, size: int, on_bad: str) -> str:
 
 
 def _pack_part(data: DataSet, name: str, group: h5py.Group) -> int:
-    """Write the part `name` of `data` into `group`; return the number of images written."""
+    """Write the part `name` of `data` into the `group` of a packed file; return the number of images written."""
     source = data.sources[name]
     rows = min(max(1, CHUNK_BYTES // source.image_bytes), len(source))
     # Features are one row each, as in the files that they were read from.

@@ -62,7 +62,7 @@ def draw_glyphs(seed: int, part: str, indices: np.ndarray) -> tuple[np.ndarray, 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> None:
-    """Draw the glyphs with these `indices` into `images`."""
+    """Draw the built-in glyphs with these `indices` into `images`."""
     canvas = np.empty((SIDE, SIDE), np.float64)
     points = np.empty((LONGEST, 2), np.float64)
     for i in range(len(indices)):
@@ -75,7 +75,7 @@ def _draw_images(key: np.uint64, indices: np.ndarray, images: np.ndarray) -> Non
 
 @numba.njit(nogil=True, cache=True)
 def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarray) -> None:
-    """Draw one of the two skeletons of the class `label`, bent and placed at random."""
+    """Draw a built-in glyph: one of the two skeletons of the class `label`, bent and placed at random."""
     skeleton = 2 * label + int(uniform(key, 0, 0.0, 2.0))
     radius = uniform(key, 1, 0.7, 1.6)
     ink = uniform(key, 2, 0.65, 1.0)
@@ -88,7 +88,7 @@ def _draw_glyph(key: np.uint64, label: int, canvas: np.ndarray, points: np.ndarr
 
 @numba.njit(nogil=True, cache=True)
 def _place_stroke(key: np.uint64, start: int, count: int, points: np.ndarray) -> None:
-    """Jitter, slant, scale, turn and move the points of a stroke from their box onto the canvas."""
+    """Jitter, slant, scale, turn and move the points of a glyph's stroke from their box onto the canvas."""
     slant = uniform(key, 3, -0.25, 0.4)
     turn = uniform(key, 4, -0.25, 0.25)
     wide = uniform(key, 5, 1.4, 2.2)
@@ -111,7 +111,7 @@ def _place_stroke(key: np.uint64, start: int, count: int, points: np.ndarray) ->
 
 @numba.njit(nogil=True, cache=True)
 def _draw_curve(canvas: np.ndarray, points: np.ndarray, radius: float, ink: float) -> None:
-    """Draw a cubic through the points whose slope at each is that of the line between its neighbors."""
+    """Draw a glyph's cubic through the points; the slope at each is that of the line between its neighbors."""
     last = len(points) - 1
     for i in range(last):
         before = points[max(i - 1, 0)]
@@ -134,7 +134,7 @@ def _draw_curve(canvas: np.ndarray, points: np.ndarray, radius: float, ink: floa
 def _draw_line(
     canvas: np.ndarray, start: tuple[float, float], stop: tuple[float, float], radius: float, ink: float
 ) -> None:
-    """Draw a round-ended line with soft edges; where lines overlap the darker ink stays."""
+    """Draw a glyph's round-ended line with soft edges; where lines overlap the darker ink stays."""
     x0, y0 = start
     x1, y1 = stop
     reach = radius + 0.5
@@ -156,7 +156,7 @@ def _draw_line(
 
 @numba.njit(nogil=True, cache=True)
 def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
-    """Draw up to three specks or short strokes anywhere, which mean nothing."""
+    """Draw up to three specks or short strokes beside a glyph, which mean nothing."""
     for number in range(20, 20 + 6 * int(uniform(key, 11, 0.0, 4.0)), 6):
         x = uniform(key, number, 0.0, SIDE)
         y = uniform(key, number + 1, 0.0, SIDE)
@@ -169,7 +169,7 @@ def _draw_distractors(key: np.uint64, canvas: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _develop(key: np.uint64, canvas: np.ndarray, image: np.ndarray) -> None:
-    """Turn ink into gray levels, with grain of a strength that differs from image to image."""
+    """Turn the ink of a glyph into gray levels, with grain of a strength that differs from image to image."""
     grain = uniform(key, 12, 0.0, 0.16)
     for row in range(SIDE):
         for column in range(SIDE):
@@ -183,12 +183,12 @@ SEED = 1
 
 
 def open_parts() -> dict[str, Source]:
-    """Return the parts of the data set."""
-    return {"train": _source("train", TRAIN), "test": _source("test", TEST)}
+    """Return the parts of the built-in data set of glyphs."""
+    return {"train": _glyph_source("train", TRAIN), "test": _glyph_source("test", TEST)}
 
 
-def _source(part: str, count: int) -> Source:
-    """Return a part of the built-in data set."""
+def _glyph_source(part: str, count: int) -> Source:
+    """Return a part of the built-in data set of glyphs."""
 
     def rows(indices: np.ndarray) -> np.ndarray:
         return draw_glyphs(SEED, part, indices)[0]

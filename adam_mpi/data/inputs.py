@@ -36,7 +36,7 @@ class Inputs:
 
     @classmethod
     def of(cls, loader: BatchLoader) -> Self:
-        """Return what a network takes that is trained with the batches of `loader`."""
+        """Return the inputs of a network that is trained with the batches of `loader`, to keep with its weights."""
         source = loader.data.sources["train"]
         mean: tuple[float, ...] = ()
         factor: tuple[float, ...] = ()
@@ -53,7 +53,7 @@ class Inputs:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` wrote; raise UserError for anything else, as the file is not trusted."""
+        """Read the network's inputs that `to_json` wrote; raise UserError for anything else: it is not trusted."""
         try:
             fields: dict[str, Any] = json.loads(text)
             fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
@@ -66,7 +66,7 @@ class Inputs:
         return made
 
     def _wrong(self) -> str:
-        """Return what is wrong with the fields; an empty text when nothing is."""
+        """Return what is wrong with the fields of the network's inputs; an empty text when nothing is."""
         if not _are(self.shape, int) or len(self.shape) != 3 or not all(0 < side <= MOST for side in self.shape):
             return "shape must be three whole numbers above 0"
         if math.prod(self.shape) > MOST_VALUES:
@@ -85,20 +85,20 @@ class Inputs:
         return ""
 
     def to_json(self) -> str:
-        """Return the fields as JSON."""
+        """Return the description of the network's inputs as JSON."""
         return json.dumps(asdict(self))
 
     def network_shape(self, wanted: Transform) -> Shape:
-        """Return the shape of the first layer's input, after the transformation `wanted`."""
+        """Return the input shape of a trained network's first layer, after the transformation `wanted`."""
         return output(wanted, self.shape, np.dtype(self.dtype))[0]
 
     @property
     def form(self) -> InputFormat:
-        """Return the format of what `prepare` returns: floats are normalized there, bytes by the network."""
+        """Return the input format of images from `prepare`: floats are normalized there, bytes by the network."""
         return InputFormat(self.dtype, self.mean, self.factor) if self.dtype == "uint8" else InputFormat(self.dtype)
 
     def prepare(self, images: np.ndarray, wanted: Transform) -> np.ndarray:
-        """Return `images` as the first layer gets them; those that are cropped already are accepted too.
+        """Return input `images` as a trained network takes them; those that are cropped already are accepted too.
 
         Raises UserError for images of another type or shape.
         """
@@ -119,12 +119,12 @@ class Inputs:
 
 
 def _are(values: object, *kinds: type) -> bool:
-    """Return whether `values` is a tuple of just these `kinds`; a bool is no int."""
+    """Return whether `values` of an input description are a tuple of just these `kinds`; a bool is no int."""
     return isinstance(values, tuple) and all(type(value) in kinds for value in values)
 
 
 def _arranged(images: np.ndarray, channels: int) -> np.ndarray:
-    """Return axes (images, channels, height, width) of plain rows, of gray images, and of channels that come last."""
+    """Return input images with the axes (images, channels, height, width), from rows, gray or channels-last images."""
     if images.dtype == np.float64:
         images = images.astype(np.float32)
     if images.ndim == 2:
@@ -137,9 +137,10 @@ def _arranged(images: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _column(values: tuple[float, ...]) -> np.ndarray:
-    """Return one value for each channel, shaped to go with images."""
+    """Return one value for each channel of the inputs, shaped to go with images."""
     return np.array(values, np.float32)[:, None, None]
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
+    """Return the sizes of input images as text."""
     return "x".join(map(str, sizes))

@@ -19,11 +19,11 @@ def open_parts(name: str) -> dict[str, Source]:
     channels, height, width, classes = (int(number or 1) for number in found.groups())
     dtype = np.dtype(np.uint8 if found[2] else np.float32)
     shape = channels, height, width
-    return {part: _source(part, shape, dtype, classes) for part in IMAGES}
+    return {part: _noise_source(part, shape, dtype, classes) for part in IMAGES}
 
 
-def _source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: int) -> Source:
-    """Return images whose pixels depend on `part` and index only, and whose labels take turns."""
+def _noise_source(part: str, shape: tuple[int, int, int], dtype: np.dtype, classes: int) -> Source:
+    """Return noise images whose pixels depend on `part` and index only, and whose labels take turns."""
     key = list(IMAGES).index(part)
     labels = np.arange(IMAGES[part]) % classes
 

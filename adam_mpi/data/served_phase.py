@@ -25,7 +25,7 @@ class ServedData:
     """What a data rank serves throughout a job, and how much it has served."""
 
     def __init__(self, data: DataSet, config: Config, replicas: int, metrics: MetricSet = ACCURACY) -> None:
-        """Prepare to serve `data`; skewed shares are drawn for the `replicas` that the job started with.
+        """Prepare to serve `data` in phases; skewed shares are drawn for the `replicas` of the job's start.
 
         Workers report the sums of `metrics`.
         """
@@ -42,10 +42,11 @@ class ServedData:
         """Seconds in which the rank's main thread served."""
 
     def count(self, part: str) -> int:
-        """Return the number of images in `part`."""
+        """Return the number of images in `part` that are served."""
         return getattr(self.data.description, part)
 
     def _owners(self, replicas: int) -> np.ndarray | None:
+        """Return the replica that each served training image belongs to; None where data is not skewed."""
         skew = self.config.data.skew
         if skew == "none":
             return None
@@ -68,7 +69,7 @@ class Resumed:
     """Joint batches that some replicas have pushed their shares of -> what is left to be done."""
 
     def of(self, phase: Phase) -> "Resumed | None":
-        """Return what was done of `phase`; None when it starts from its first batch."""
+        """Return what was done of the served `phase`; None when it starts from its first batch."""
         return self if phase.training and phase.epoch == self.position.epoch else None
 
 
@@ -76,7 +77,7 @@ class ServedPhase:
     """Serves the batches whose number, modulo the number of data ranks, is this rank's index among them."""
 
     def __init__(self, phase: Phase, served: ServedData, world: World, resumed: Resumed | None) -> None:
-        """Queue the batches of `phase` that are neither done nor in flight according to `resumed`."""
+        """Queue the batches of the served `phase` that are neither done nor in flight according to `resumed`."""
         config = served.config
         self.phase = phase
         self.sums = served.metrics.size(phase.training)
@@ -103,11 +104,11 @@ class ServedPhase:
 
     @property
     def remaining(self) -> int:
-        """Return the number of batches of the phase that no worker has received."""
+        """Return the number of batches of the served phase that no worker has received."""
         return sum(len(queue) for queue in self.queues)
 
     def take_next(self, replica: int) -> tuple[int, LoadedBatch] | None:
-        """Return (number, batch) of the next batch for `replica`; None while it is loading, or when none is left.
+        """Return (number, batch) of the served phase's next batch for `replica`; None while loading or at the end.
 
         Batches whose images are all bad are passed over.
         """
@@ -123,7 +124,7 @@ class ServedPhase:
         return None
 
     def take_share(self, number: int, replica: int, replicas: int) -> LoadedBatch | None:
-        """Return the share of joint batch `number` that `replica` of `replicas` computes; None while it is loading."""
+        """Return the share of a served joint batch `number` that `replica` of `replicas` computes, None if loading."""
         taken = self.queues[0].take(number)
         if taken is None:
             return None
@@ -134,35 +135,35 @@ class ServedPhase:
         return batch.select(chosen)
 
     def is_exhausted(self, replica: int) -> bool:
-        """Return whether no batch is left for `replica`."""
+        """Return whether the served phase has no batch left for `replica`."""
         return not len(self._queue(replica))
 
     def is_begun(self, number: int) -> bool:
-        """Return whether, after `stop`, joint batch `number` still has to be handed to some replicas."""
+        """Return whether, after `stop`, the served joint batch `number` still has to be handed to some replicas."""
         return any(queue.is_begun(number) for queue in self.queues)
 
     def fill(self) -> bool:
-        """Start loading the next batches; return whether any was started."""
+        """Start loading the next batches of the served phase; return whether any was started."""
         return any([queue.fill() for queue in self.queues])
 
     def report(self, number: int, images: int, sums: np.ndarray) -> None:
-        """Count `images` of batch `number` that a strip has done, with the `sums` of their loss and metrics."""
+        """Count `images` of the served batch `number` that a strip has done, with `sums` of loss and metrics."""
         self.share_completed |= self.epoch_progress.report(number, images, sums)
 
     def close(self) -> None:
-        """Skip all batches that are not handed out: enough replicas have completed their shares."""
+        """Skip all batches of the served phase that are not handed out: enough replicas completed their shares."""
         for queue in self.queues:
             for number in queue.close():
                 self.epoch_progress.skip(number)
         self.share_completed = True
 
     def stop(self) -> None:
-        """Hand out only those joint batches of which some replica has a share already."""
+        """Hand out only those joint batches of the served phase of which some replica has a share already."""
         for queue in self.queues:
             queue.stop()
 
     def _progress(self, world: World, resumed: Resumed | None) -> EpochProgress:
-        """Return the progress of the phase when this generation starts."""
+        """Return the progress of the served phase when this generation starts."""
         partial = resumed.partial if resumed else {}
         done = None
         if resumed is not None:
@@ -187,7 +188,7 @@ class ServedPhase:
     def _count_earlier(
         self, progress: EpochProgress, resumed: Resumed, done: np.ndarray, owed: Mapping[int, int]
     ) -> None:
-        """Count the images that earlier generations have done, and those that were lost with their ranks."""
+        """Count the served phase's images that earlier generations have done, and those lost with their ranks."""
         images = 0
         skipped = 0
         for number in self.numbers:
@@ -198,7 +199,7 @@ class ServedPhase:
         progress.resume(images, resumed.mean, skipped)
 
     def _queues(self, served: ServedData, resumed: Resumed | None) -> list[PrefetchQueue]:
-        """Return one queue for all replicas, or with static shares one for each."""
+        """Return one queue of the served phase for all replicas, or with static shares one for each."""
         in_flight = resumed.in_flight if resumed else frozenset()
         begun = {number: len(left.due) for number, left in resumed.partial.items()} if resumed else {}
         shares: list[list[int]] = [[] for _ in range(self.replicas if self.static else 1)]
@@ -212,17 +213,19 @@ class ServedPhase:
         return [PrefetchQueue(share, source, ahead, group, takers=takers, begun=begun) for share in shares]
 
     def _queue(self, replica: int) -> PrefetchQueue:
+        """Return the queue of the served phase that `replica` takes batches from."""
         return self.queues[replica if self.static else 0]
 
     def _owner(self, number: int) -> int:
-        """Return the share that batch `number` belongs to."""
+        """Return the share that batch `number` of the served phase belongs to."""
         return self.order.owner(number, self.replicas) % self.replicas if self.static else 0
 
     def _images(self, number: int, pieces: Sequence[Share]) -> int:
-        """Return the number of images in these `pieces` of batch `number`."""
+        """Return the number of images in these `pieces` of batch `number` of the served phase."""
         return sum(self.order.share(number, *piece).size for piece in pieces)
 
     def _leave_out(self, number: int, bad: int) -> None:
+        """Expect no report of the `bad` images of batch `number` of the served phase."""
         self.share_completed |= self.epoch_progress.leave_out(number, bad)
 
 
@@ -247,24 +250,24 @@ class Ask:
 
     @classmethod
     def parse(cls, source: int, words: np.ndarray) -> "Ask":
-        """Read the ask that `words` from rank `source` hold; an end of columns that is 0 stands for all columns."""
+        """Read a worker's ask for a batch from `words` of rank `source`; an end of columns of 0 stands for all."""
         kind, slot, phase, number, replica, replicas, *edges = words.tolist()
         columns = tuple(slice(first, end or None) for first, end in zip(edges[::2], edges[1::2], strict=True))
         return cls(source, kind, slot, phase, number=number, replica=replica, replicas=replicas, columns=columns)
 
 
 def stop_answer() -> np.ndarray:
-    """Return the answer to every ask once the job stops."""
+    """Return the data rank's answer to every ask once the job stops."""
     return _header_only([message_formats.STOP])
 
 
 def exhausted_answer(phase: int) -> np.ndarray:
-    """Return the answer that no batch of `phase` is left."""
+    """Return the data rank's answer to an ask that no batch of `phase` is left."""
     return _header_only([message_formats.EXHAUSTED, phase])
 
 
 def phase_answer(phase: Phase, count: int, first: int) -> np.ndarray:
-    """Return the answer that names `phase`: its `count` images, its `first` batch not done."""
+    """Return the data rank's answer that names `phase`: its `count` images, its `first` batch not done."""
     part = message_formats.PARTS.index(phase.part)
     return _header_only([message_formats.PHASE, phase.number, part, phase.epoch, count, first])
 
@@ -279,7 +282,7 @@ def batch_answer(
     remaining: int,
     hybrid: bool,
 ) -> list[np.ndarray]:
-    """Return a message for each strip of a replica, with the targets of batch `number` and part of its inputs.
+    """Return the answer to an ask, a message for each strip: targets of batch `number`, part of its inputs.
 
     A strip gets its `columns` of all images, a rank of a hybrid replica all columns of its images. `fields` describes
     the batch, `remaining` is the number of batches that are not handed out.
@@ -296,7 +299,7 @@ def batch_answer(
 
 
 def _values(batch: LoadedBatch, fields: Sequence[Field], piece: tuple) -> list[np.ndarray]:
-    """Return the arrays of `batch` in the order of `fields`: of inputs this `piece`, targets whole."""
+    """Return the arrays of the asked `batch` in the order of `fields`: of inputs this `piece`, targets whole."""
     return [
         (batch.inputs[field.name][piece] if field.role == INPUT else batch.targets[field.name]).astype(
             field.dtype, copy=False
@@ -306,5 +309,5 @@ def _values(batch: LoadedBatch, fields: Sequence[Field], piece: tuple) -> list[n
 
 
 def _header_only(header: list[int]) -> np.ndarray:
-    """Return a message without images."""
+    """Return an answer to an ask without images."""
     return described.pack_batch(header, 0, np.empty(0, np.int64), ())

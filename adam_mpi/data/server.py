@@ -53,11 +53,11 @@ class DataServer:
         return self.served.loader
 
     def count(self, part: str) -> int:
-        """Return the number of images in `part`."""
+        """Return the number of images in `part` that the data rank serves."""
         return self.served.count(part)
 
     def transfers(self) -> list[Any]:
-        """Return what may be under way when the generation ends."""
+        """Return what the data rank may be sending when the generation ends."""
         return [self.sending]
 
     def handle(self, message: Message) -> None:
@@ -73,7 +73,7 @@ class DataServer:
                 raise TypeError(f"a data rank does not handle {message}")
 
     def begin(self, phase: Phase | None) -> None:
-        """Start serving `phase`; with None answer every further ask with a stop."""
+        """Start serving `phase` on this data rank; with None answer every further ask with a stop."""
         if phase is None:
             self.ended = True
             return
@@ -84,18 +84,18 @@ class DataServer:
             self._count_report(report)
 
     def close(self) -> None:
-        """Hand out nothing more of the phase, because enough replicas are done; what is handed out is waited for."""
+        """Hand out nothing more of the data rank's phase: enough replicas are done; wait for what is out."""
         assert self.current is not None
         self.current.close()
 
     def stop(self) -> None:
-        """Stop inside the phase: hand out only joint batches of which some replica has a share already."""
+        """Stop the data rank inside the phase: hand out only joint batches that some replica has begun."""
         if self.current is not None:
             self.current.stop()
         self.stopping = True
 
     def step(self) -> bool:
-        """Receive, answer, report and prefetch what is possible now; return whether there was anything to do."""
+        """Receive, answer, report and prefetch what the data rank can now; return whether anything was done."""
         began = time.perf_counter()
         worked = self._serve()
         if worked:
@@ -146,6 +146,7 @@ class DataServer:
         return -1 if self.current is None or self.ended else self.current.phase.number
 
     def _serve(self) -> bool:
+        """Receive asks, and answer those that this data rank can answer now; return whether there was anything."""
         self.sending = [pair for pair in self.sending if not pair[0].Test()]
         worked = self._receive_asks()
         # Asks of a phase that this rank has not begun, or of batches that are loading, stay in the queue.
@@ -166,7 +167,7 @@ class DataServer:
         return self.current.fill() or worked
 
     def _receive_asks(self) -> bool:
-        """Receive all asks and reports that have arrived; return whether there were any."""
+        """Receive all asks and reports that have arrived at the data rank; return whether there were any."""
         worked = False
         status = MPI.Status()
         comm = self.world.traffic
@@ -183,7 +184,7 @@ class DataServer:
         return worked
 
     def _count_report(self, report: np.ndarray) -> None:
-        """Add a report to the progress of its phase, or keep it until that phase begins."""
+        """Add a worker's report to the progress of its phase, or keep it until that phase begins."""
         phase, number, images, sums = message_formats.unpack_report(report)
         # No phase waits for the report of a share without images, all of them left out: it may come after the end.
         if not images:
@@ -195,7 +196,7 @@ class DataServer:
         self.current.report(number, images, sums)
 
     def _answer(self, ask: Ask) -> bool:
-        """Answer `ask` if that is possible now; return whether it was."""
+        """Answer a worker's `ask` on the data rank if that is possible now; return whether it was."""
         current = self.current
         if self.ended or (self.stopping and not self._finishes(ask)):
             self._send_answer(ask, served_phase.stop_answer())
@@ -221,14 +222,14 @@ class DataServer:
         return ask.kind == message_formats.SHARE and self.current is not None and self.current.is_begun(ask.number)
 
     def _send_phase(self, ask: Ask) -> bool:
-        """Answer an ask for the next phase."""
+        """Answer a worker's ask for the next phase."""
         assert self.current is not None
         phase = self.current.phase
         first = self.current.epoch_progress.first_open
         return self._send_answer(ask, served_phase.phase_answer(phase, self.served.count(phase.part), first))
 
     def _send_batch(self, ask: Ask, number: int, batch: LoadedBatch) -> bool:
-        """Answer `ask` with batch `number`: to each strip of the replica its part of the pixels."""
+        """Answer a worker's `ask` with batch `number`: to each strip of the replica its part of the pixels."""
         assert self.current is not None
         hybrid = self.world.config.layout.scheme == "hybrid"
         if self.current.phase.training:

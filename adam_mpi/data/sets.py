@@ -58,12 +58,12 @@ class Description:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the fields of a batch, as data ranks send them."""
+        """Return the fields of a data set's batches, as data ranks send them."""
         return self.named or image_fields(self.shape, self.form.dtype)
 
     @property
     def target(self) -> Field:
-        """Return the first target."""
+        """Return the first target of a data set."""
         return next(field for field in self.fields if field.role == TARGET)
 
 
@@ -81,7 +81,7 @@ class DataSet:
     """Images through a cache; the validation part is split off the training images, as is a missing test part."""
 
     def __init__(self, data: Data, sources: dict[str, Source]) -> None:
-        """Check the labels of the `sources` "train" and perhaps "test", and split them into parts."""
+        """Check the labels of the data set's `sources` "train" and perhaps "test", and split them into parts."""
         self.data = data
         self.sources = sources
         self.target = sources["train"].target
@@ -89,13 +89,13 @@ class DataSet:
             targets.check_labels(data.set, sources["train"])
         self.classes = targets.outputs(sources["train"])
         """The number of classes, or of the values of a vector or a set."""
-        self.usable = {part: self._usable(source) for part, source in sources.items()}
+        self.usable = {part: self._find_usable(source) for part, source in sources.items()}
         total = sum(len(source) * source.image_bytes for source in sources.values())
         self._caches = {
             part: Cache(source, data.cache * len(source) * source.image_bytes // total)
             for part, source in sources.items()
         }
-        self._parts = self._split()
+        self._parts = self._split_into_parts()
         shape, dtype = transform.output(data.transform, sources["train"].image_shape, sources["train"].dtype)
         counts = {part: len(chosen) for part, (_, chosen) in self._parts.items()}
         image, *others = sources["train"].fields
@@ -111,7 +111,7 @@ class DataSet:
         )
 
     def _soft_fields(self) -> tuple[Field, ...]:
-        """Return the fields of mixed images: the class of the other image, and the weight of the first class."""
+        """Return a data set's fields of mixed images: the other image's class, and the weight of the first class."""
         if not transform.mixes(self.data.transform):
             return ()
         if self.target.kind != CLASSES:
@@ -119,13 +119,13 @@ class DataSet:
         return SOFT
 
     def read(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return images [n, channels, height, width] and labels [n] of a part: "train", "validation" or "test"."""
+        """Return a data set's images [n, channels, height, width] and labels [n] of a part such as "train"."""
         origin, order = self._parts[part]
         chosen = order[indices]
         return self._caches[origin].read(chosen), self.sources[origin].labels[chosen]
 
     def read_usable(self, part: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (positions, images, labels) of the usable images at `indices` of `part`.
+        """Return (positions, images, labels) of the usable images of the data set at `indices` of `part`.
 
         Raises BadImages for an unusable one where `data.on_bad` is "stop".
         """
@@ -133,7 +133,7 @@ class DataSet:
         return self.read_source(origin, order[indices])
 
     def read_samples(self, part: str, indices: np.ndarray) -> Samples:
-        """Return the usable images at `indices` of `part`, with all their inputs and targets."""
+        """Return the usable images of the data set at `indices` of `part`, with all inputs and targets."""
         origin, order = self._parts[part]
         source = self.sources[origin]
         while True:
@@ -151,7 +151,7 @@ class DataSet:
             return Samples(kept, split(source.fields, values, INPUT), split(source.fields, values, TARGET))
 
     def read_source(self, origin: str, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the same of the source "train" or "test", before it is split into parts."""
+        """Return images and labels of the data set's source "train" or "test", before it is split into parts."""
         usable = self.usable[origin]
         while True:
             kept = np.flatnonzero(usable[indices])
@@ -165,7 +165,7 @@ class DataSet:
                 usable[chosen[error.positions]] = False
 
     def moments(self) -> Moments | None:
-        """Return mean and 1 / deviation of each channel over a sample of the training part; None where none is wanted.
+        """Return mean and 1 / deviation of each channel over a sample of the data set; None where not wanted.
 
         Raises BadImages as `read_usable` does.
         """
@@ -175,7 +175,7 @@ class DataSet:
         return transform.moments(self.read_usable("train", sample)[1])
 
     def check(self, part: str, report: Callable[[str], None]) -> None:
-        """Read a part whose inputs have floats; raise BadImages where they hold NaN or infinity.
+        """Read a part of the data set whose inputs have floats; raise BadImages where they hold NaN or infinity.
 
         Images of bytes, and parts of which bad images may be left out, are not read. `report` gets the progress.
         """
@@ -195,17 +195,17 @@ class DataSet:
             source.read_columns(chosen[first : first + step])
 
     def labels(self, part: str) -> np.ndarray:
-        """Return the labels of `part`."""
+        """Return the labels of a data set's `part`."""
         origin, order = self._parts[part]
         return self.sources[origin].labels[order]
 
     def bad(self) -> list[str]:
-        """Return the images found bad so far, as texts like "train 17"."""
+        """Return the images of the data set found bad so far, as texts like "train 17"."""
         found = ((part, np.flatnonzero(~usable)) for part, usable in self.usable.items())
         return [f"{part} {index}" for part, indices in found for index in indices]
 
-    def _usable(self, source: Source) -> np.ndarray:
-        """Return which images have an allowed target; raise BadImages where `data.on_bad` is "stop" and one has not."""
+    def _find_usable(self, source: Source) -> np.ndarray:
+        """Return which images of the data set have an allowed target; raise BadImages if `data.on_bad` is "stop"."""
         usable, allowed = targets.allowed(source.labels, source.target, self.classes)
         if self.data.on_bad == "stop" and not usable.all():
             first = int(np.argmin(usable))
@@ -213,8 +213,8 @@ class DataSet:
             raise BadImages([first], f"{source.name(first)}: has the {what} {source.labels[first]}; allowed {allowed}")
         return usable
 
-    def _split(self) -> dict[str, tuple[str, np.ndarray]]:
-        """Return for each part its source, and the indices of its images there."""
+    def _split_into_parts(self) -> dict[str, tuple[str, np.ndarray]]:
+        """Return for each part of the data set its source, and the indices of its images there."""
         labeled = {part: np.flatnonzero(usable) for part, usable in self.usable.items()}
         order = labeled["train"][_split_order(len(labeled["train"]))]
         if "test" in labeled:
@@ -275,7 +275,7 @@ def _check_agreement(path: Path, sources: dict[str, Source]) -> None:
 
 
 def home() -> Path:
-    """Return the data folder of this package's checkout, or of the current directory when it is installed."""
+    """Return the data folder with the known data sets: of this checkout, or of the current directory when installed."""
     project = Path(__file__).resolve().parents[2]
     return (project if (project / "setup.cfg").is_file() else Path.cwd()) / "data"
 
@@ -293,7 +293,7 @@ def find_data_set(name: str) -> Path:
 
 
 def _split_order(count: int) -> np.ndarray:
-    """Return the order in which the training images are split into parts."""
+    """Return the order in which the training images of a data set are split into parts."""
     # The key is fixed, not the run's seed: runs of different seeds are compared on the same validation images.
     # RandomState, because numpy guarantees that its numbers never change.
     return np.random.RandomState(SPLIT_KEY).permutation(count)

@@ -8,14 +8,14 @@ from adam_mpi.sharding.fields import CLASSES, SEQUENCES, SETS, VECTORS, Field
 
 
 def outputs(source: Source) -> int:
-    """Return the number of classes of the first target, or of its values for one image."""
+    """Return how many outputs a network needs for the data set's first target: its classes, or values of one image."""
     if source.target.kind in (CLASSES, SEQUENCES):
         return source.classes or int(source.labels.max()) + 1
     return source.target.values
 
 
 def allowed(labels: np.ndarray, target: Field, classes: int) -> tuple[np.ndarray, str]:
-    """Return which images have an allowed target, and what is allowed."""
+    """Return which images have an allowed target, and which targets are allowed."""
     inner = tuple(range(1, labels.ndim))
     if target.kind == VECTORS:
         return np.all(np.isfinite(labels), axis=inner), "are finite numbers"
@@ -27,7 +27,7 @@ def allowed(labels: np.ndarray, target: Field, classes: int) -> tuple[np.ndarray
 
 
 def check_labels(name: str, source: Source) -> None:
-    """Raise UserError for labels that count from 1, which would make an empty class, or leave the last one out."""
+    """Raise UserError for target labels that count from 1, which would make an empty class, or drop the last."""
     lowest = int(source.labels.min())
     highest = int(source.labels.max())
     if lowest == 1 < highest and highest == (source.classes or len(np.unique(source.labels))):

@@ -44,7 +44,7 @@ class Transformer:
     def __init__(
         self, wanted: Transform, shape: Shape, dtype: np.dtype, seed: int, moments: Moments | None = None
     ) -> None:
-        """Prepare for images of `shape` and `dtype`, which `moments` normalize.
+        """Prepare to transform images of `shape` and `dtype`, which `moments` normalize.
 
         Bytes stay bytes: the kernel that loads them has a table of normalized levels.
         """
@@ -74,7 +74,7 @@ class Transformer:
             self.pasted = augment.weight_table(wanted.cutmix or 1.0)
 
     def __call__(self, images: np.ndarray, ids: np.ndarray, epoch: int | None) -> np.ndarray:
-        """Return images as the network sees them: cropped, floats normalized, and warped at random in an `epoch`."""
+        """Return transformed images: cropped, floats normalized, and warped at random in an `epoch`."""
         if epoch is not None and (self.warps or self.wanted.crop or self.wanted.pad):
             images = self._warp(images, ids, self._key(epoch))
         elif self.wanted.crop:
@@ -87,11 +87,11 @@ class Transformer:
         return (images - mean) * factor
 
     def _key(self, epoch: int) -> np.uint64:
-        """Return what the keys of all images in `epoch` are made of."""
+        """Return the random key of an `epoch`, which all transformed images share."""
         return np.uint64(key_of(np.uint64(self.seed % 2**64), epoch))
 
     def _warp(self, images: np.ndarray, ids: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Return the images padded, warped and cropped."""
+        """Return the images to transform padded, warped and cropped."""
         if pad := self.wanted.pad:
             images = np.pad(images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         pixels = np.empty((len(images), *self.shape), np.uint8)
@@ -99,7 +99,7 @@ class Transformer:
         return pixels
 
     def _alter(self, images: np.ndarray, ids: np.ndarray, key: np.uint64) -> np.ndarray:
-        """Return the images with other colors and without a square."""
+        """Return the transformed images with other colors and without a square."""
         wanted = self.wanted
         pixels = images.copy()
         if wanted.saturation or wanted.hue:
@@ -132,35 +132,35 @@ class Transformer:
 
 
 def changes_pixels(wanted: Transform) -> bool:
-    """Return whether anything is wanted that only images of bytes can have."""
+    """Return whether any wanted transformation needs images of bytes."""
     return _warps(wanted) or _alters(wanted) or mixes(wanted) or wanted.crop > 0 or wanted.pad > 0
 
 
 def mixes(wanted: Transform) -> bool:
-    """Return whether training images are mixed in pairs."""
+    """Return whether the transformation mixes training images in pairs."""
     return wanted.mixup > 0 or wanted.cutmix > 0
 
 
 def _alters(wanted: Transform) -> bool:
-    """Return whether colors are changed or squares erased."""
+    """Return whether the transformation changes colors or erases squares."""
     return wanted.saturation > 0 or wanted.hue > 0 or wanted.cutout > 0
 
 
 def _warps(wanted: Transform) -> bool:
-    """Return whether any random change is wanted, beyond where a crop lies."""
+    """Return whether the transformation has any random change, beyond where a crop lies."""
     amounts = wanted.shift, wanted.rotation, wanted.scale, wanted.shear, wanted.elastic
     return any(amounts) or wanted.reflect or wanted.brightness > 0 or wanted.contrast > 0
 
 
 def center_crop(images: np.ndarray, side: int) -> np.ndarray:
-    """Return the square of `side` pixels in the middle of each image."""
+    """Return the images transformed to the square of `side` pixels in their middle."""
     top = (images.shape[2] - side) // 2
     left = (images.shape[3] - side) // 2
     return np.ascontiguousarray(images[:, :, top : top + side, left : left + side])
 
 
 def moments(sample: np.ndarray) -> Moments:
-    """Return mean and 1 / deviation of each channel of `sample`; a constant channel becomes 0."""
+    """Return mean and 1 / deviation of each channel of `sample` to normalize with; a constant channel becomes 0."""
     values = np.moveaxis(sample, 1, 0).reshape(sample.shape[1], -1).astype(np.float64)
     mean = values.mean(axis=1)
     deviation = values.std(axis=1)

@@ -67,7 +67,7 @@ def warp(
     channels, height, width = images.shape[1:]
     table = np.empty((channels, height * width), np.uint32)
     field = np.zeros((2, across.shape[0], along.shape[0]), np.float32)
-    row = _row(outputs.shape[3])
+    row = _allocate_row(outputs.shape[3])
     for i in range(len(images)):
         image_key = mix(key + np.uint64(ids[i]))
         for channel in range(channels):
@@ -80,8 +80,8 @@ def warp(
 
 
 @numba.njit(nogil=True, cache=True)
-def _row(columns: int) -> Row:
-    """Allocate the memory for one row of output."""
+def _allocate_row(columns: int) -> Row:
+    """Allocate the memory for one row of a warped image."""
     offset = (np.arange(columns) - (columns - 1) / 2).astype(np.float32)
     source = np.empty(columns, np.int32)
     quad = np.empty(columns, np.uint32)
@@ -93,7 +93,7 @@ def _row(columns: int) -> Row:
 
 @numba.njit(nogil=True, cache=True)
 def _tabulate(image: np.ndarray, table: np.ndarray) -> None:
-    """Pack each pixel with its right, lower and lower right neighbor into one word; edge pixels are repeated."""
+    """Pack each pixel of the image to warp with its right, lower and lower right neighbor into one word."""
     height, width = image.shape
     for r in range(height):
         below = min(r + 1, height - 1)
@@ -106,7 +106,7 @@ def _tabulate(image: np.ndarray, table: np.ndarray) -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _draw_field(key: np.uint64, strength: float, field: np.ndarray) -> None:
-    """Draw control points whose spline moves pixels by `strength` in the quadratic mean."""
+    """Draw control points of an elastic warp whose spline moves pixels by `strength` in the quadratic mean."""
     # The variance of a uniform number is a third of its limit squared; a spline surface keeps (151 / 315) ** 2 of it.
     limit = UNIT * strength * math.sqrt(3.0) * 315 / 151
     flat = field.reshape(-1)
@@ -132,19 +132,19 @@ def _warp_image(
     gain, add = _draw_light(key, limits)
     for r in range(rows):
         if limits.elastic > 0:
-            _bend(field, across[:, r], along, row.bend)
+            _bend_row(field, across[:, r], along, row.bend)
         off = np.float32(r - (rows - 1) / 2)
         _source_pixels((a, b * off + x), (c, d * off + y), size, row)
         for channel in range(channels):
-            _load(table[channel], row.source, row.quad)
-            _blend(row, gain, add, output[channel, r])
+            _look_up_pixels(table[channel], row.source, row.quad)
+            _interpolate_row(row, gain, add, output[channel, r])
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_map(
     key: np.uint64, limits: Limits, size_in: tuple[int, int], size_out: tuple[int, int]
 ) -> tuple[np.float32, np.float32, np.float32, np.float32, np.float32, np.float32]:
-    """Draw (a, b, c, d, x0, y0): the source of an output pixel is x' = a x + b y + x0, y' = c x + d y + y0.
+    """Draw the affine map (a, b, c, d, x0, y0) of a warp: x' = a x + b y + x0, y' = c x + d y + y0.
 
     Both positions are relative to the center; sizes are (rows, columns).
     """
@@ -170,21 +170,21 @@ def _draw_map(
 
 @numba.njit(nogil=True, cache=True)
 def _draw_crop_start(key: np.uint64, number: int, free: int) -> float:
-    """Draw the first row or column of a crop, from 0 to `free`."""
+    """Draw the first row or column of a warped image's crop, from 0 to `free`."""
     return math.floor(uniform(key, number, 0.0, free + 1.0))
 
 
 @numba.njit(nogil=True, cache=True)
 def _draw_light(key: np.uint64, limits: Limits) -> tuple[np.float32, np.float32]:
-    """Draw (gain, add): a pixel p becomes gain * p + add; contrast is about middle gray."""
+    """Draw the light (gain, add) of a warp: a pixel p becomes gain * p + add; contrast is about middle gray."""
     gain = 1 + uniform(key, 8, -limits.contrast, limits.contrast)
     add = 255 * uniform(key, 9, -limits.brightness, limits.brightness) + 127.5 * (1 - gain)
     return np.float32(gain), np.float32(add + 0.5)
 
 
 @numba.njit(nogil=True, cache=True)
-def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.ndarray) -> None:
-    """Compute the elastic field along one row: sum the control points down the rows, then spread over the columns."""
+def _bend_row(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.ndarray) -> None:
+    """Compute the elastic field of a warp along one row: sum control points down the rows, spread over columns."""
     for axis in range(2):
         bend[axis, :] = 0
         for k in range(along.shape[0]):
@@ -199,7 +199,7 @@ def _bend(field: np.ndarray, across: np.ndarray, along: np.ndarray, bend: np.nda
 def _source_pixels(
     line_x: tuple[np.float32, np.float32], line_y: tuple[np.float32, np.float32], size: tuple[int, int], row: Row
 ) -> None:
-    """Compute where each pixel of a row comes from: its word in the table, and the weights of right and lower pixels.
+    """Compute where each pixel of a warped row comes from: its word in the table, and two weights.
 
     The source of a pixel is at slope * offset + start along x and y; `line_x` and `line_y` are (slope, start).
     """
@@ -223,16 +223,16 @@ def _source_pixels(
 
 
 @numba.njit(nogil=True, cache=True)
-def _load(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
-    """Look up the words of a row in the table."""
+def _look_up_pixels(table: np.ndarray, source: np.ndarray, quad: np.ndarray) -> None:
+    """Look up the words of a warped row in the table of its image."""
     # Alone in its loop: next to arithmetic it would keep that from being vectorized.
     for j in range(source.size):
         quad[j] = table[np.uint32(source[j])]
 
 
 @numba.njit(nogil=True, cache=True)
-def _blend(row: Row, gain: np.float32, add: np.float32, output: np.ndarray) -> None:
-    """Interpolate the pixels of a row from their words, and change their light."""
+def _interpolate_row(row: Row, gain: np.float32, add: np.float32, output: np.ndarray) -> None:
+    """Interpolate the pixels of a warped row from their words, and change their light."""
     byte = np.uint32(255)
     quads = row.quad
     right = row.right

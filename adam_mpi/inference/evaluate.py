@@ -36,11 +36,11 @@ MOST_CLASSES = 20
 
 
 def evaluate_parts(path: Path, classes: bool = False) -> int:
-    """Print a line for the validation part and for the test part of the data; return the exit code.
+    """Print an evaluation line for the validation part and for the test part of the data; return the exit code.
 
     `classes`: print the accuracy of each class and the confusion matrix too.
     """
-    comm = _world()
+    comm = _common_communicator()
     try:
         lines = _evaluate(comm, path, classes)
     except UserError as error:
@@ -60,8 +60,8 @@ def evaluate_parts(path: Path, classes: bool = False) -> int:
     return 0
 
 
-def _world() -> "MPI.Intracomm | None":
-    """Return the communicator of all ranks where there are several; a single process needs no MPI."""
+def _common_communicator() -> "MPI.Intracomm | None":
+    """Return the communicator of all evaluating ranks if there are several; a single process needs no MPI."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -70,7 +70,7 @@ def _world() -> "MPI.Intracomm | None":
 
 
 def _evaluate(comm: "MPI.Intracomm | None", path: Path, classes: bool) -> list[str]:
-    """Return lines about each part of the data, from this process alone or together with the ranks of `comm`."""
+    """Return evaluation lines about each part of the data, from this process alone or with the ranks of `comm`."""
     file = weights_file(path)
     with open_file(file, model_file.KIND) as opened:
         if "config" not in opened.attrs:
@@ -83,20 +83,20 @@ def _evaluate(comm: "MPI.Intracomm | None", path: Path, classes: bool) -> list[s
     scores = {part: Scores(part, metrics(settings, description), data, classes) for part in PARTS}
     loader = BatchLoader(data, settings.run.seed)
     if comm is None:
-        evaluator = _alone(settings, description, shapes, file, group)
-        return [line for part in PARTS for line in _lines(scores[part], loader, evaluator, settings.train.batch)]
+        evaluator = _evaluator_alone(settings, description, shapes, file, group)
+        return [line for part in PARTS for line in _part_lines(scores[part], loader, evaluator, settings.train.batch)]
     from adam_mpi.inference.strip_evaluation import Evaluation
 
     strips = Evaluation(comm, settings, description, shapes, file=file, group=group)
-    lines = [line for part in PARTS for line in _lines(scores[part], loader, strips.evaluate, strips.images)]
+    lines = [line for part in PARTS for line in _part_lines(scores[part], loader, strips.evaluate, strips.images)]
     strips.close()
     return lines
 
 
-def _alone(
+def _evaluator_alone(
     settings: Config, description: Description, shapes: tuple[LayerShape, ...], file: Path, group: str
 ) -> Evaluator:
-    """Return what evaluates blocks in this process; raise UserError if the weights exceed layout.memory."""
+    """Return what evaluates blocks of images in this process; raise UserError if weights exceed layout.memory."""
     limit = settings.layout.memory
     size = 4 * parameters.total(shapes)
     if limit and size > limit:
@@ -119,7 +119,7 @@ class Scores:
     """The sums of all metrics over one part of the data and, where they are wanted, the errors by class."""
 
     def __init__(self, part: str, metrics: MetricSet, data: DataSet, classes: bool) -> None:
-        """Begin without images; `classes`: whether to count the errors by class."""
+        """Begin to score an evaluation without images; `classes`: whether to count the errors by class."""
         self.part = part
         self.metrics = metrics
         self.sums = np.zeros(metrics.size(training=False))
@@ -128,14 +128,14 @@ class Scores:
         self.confusion = np.zeros((data.classes,) * 2, np.int64) if classes else None
 
     def add(self, result: tuple[float, int], outputs: np.ndarray, labels: np.ndarray) -> None:
-        """Add a block of images, whose loss and number correct are `result`."""
+        """Add an evaluated block of images, whose loss and number correct are `result`, to the scores."""
         self.sums += self.metrics.measure(result, lambda: outputs, labels, training=False)
         self.images += len(labels)
         if self.confusion is not None:
             count_confusions(outputs, labels, self.confusion)
 
     def lines(self) -> Iterator[str]:
-        """Yield the metrics and the loss, then the classes, then the confusion matrix where it is small."""
+        """Yield the evaluation's metrics and loss, the classes, and the confusion matrix where it is small."""
         figures = self.metrics.values(self.sums, self.images, self.images)
         *names, loss = [*self.metrics.names[1:], self.metrics.names[0]]
         shown = ", ".join(f"{name.replace('_', ' ')} {figures[name]:.4f}" for name in [*names, loss])
@@ -151,8 +151,8 @@ class Scores:
                 yield f"  {name:<17}" + "".join(f"{count:>{width}}" for count in row)
 
 
-def _lines(scores: Scores, loader: BatchLoader, evaluator: Evaluator, images: int) -> list[str]:
-    """Return lines about the part of the data of `scores`; blocks have `images` images at most."""
+def _part_lines(scores: Scores, loader: BatchLoader, evaluator: Evaluator, images: int) -> list[str]:
+    """Return evaluation lines about the part of the data of `scores`; blocks have at most `images` images."""
     wanted = getattr(loader.data.description, scores.part)
     for first in range(0, wanted, images):
         block = loader.prepare(Phase(0, scores.part, 0), np.arange(first, min(first + images, wanted)))

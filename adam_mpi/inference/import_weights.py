@@ -25,7 +25,7 @@ Shapes = frozenset[tuple[str, Shape]]
 
 
 def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> dict[str, str]:
-    """Return the given tensor that each of ours takes; raise a UserError unless every one, of both, has one place.
+    """Return the imported tensor for each of our tensors; raise a UserError unless every one, of both, has one place.
 
     Tensors with our names are matched by them. Else layers, `NAME.weight` and `NAME.bias` together, are matched by
     their shapes; where several have the same ones, numbers in their names give the order. Tensors whose names only
@@ -45,8 +45,8 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
     own = _group_by_layer(ours, named)
     others = _group_by_layer(given, named)
     chosen: dict[str, str] = {}
-    for shapes in dict.fromkeys(map(_shapes, own.values())):
-        for layer, other in _pairs(_alike(own, shapes), _alike(others, shapes), named, path):
+    for shapes in dict.fromkeys(map(_shapes_by_kind, own.values())):
+        for layer, other in _pair_layers(_layers_alike(own, shapes), _layers_alike(others, shapes), named, path):
             chosen |= {name: other[kind][0] for kind, (name, _) in layer.items()}
     if left := [name for name in given if name not in chosen.values()]:
         raise UserError(
@@ -57,14 +57,14 @@ def match(tensors: Sequence[Tensor], given: Mapping[str, Shape], path: Path) -> 
 
 
 def _check_shapes(ours: Mapping[str, Shape], given: Mapping[str, Shape], path: Path) -> None:
-    """Raise UserError for the first tensor of `given` that has another shape than ours."""
+    """Raise UserError for the first tensor to import in `given` that has another shape than ours."""
     for name, shape in ours.items():
         if given[name] != shape:
             raise UserError(f"{path}: {name} is {_shape_text(given[name])}, but {_shape_text(shape)} in model.layers")
 
 
 def _group_by_layer(tensors: Mapping[str, Shape], named: bool) -> dict[str, Layer]:
-    """Group tensors by layer; each is a layer of its own where names say nothing (not `named`)."""
+    """Group imported tensors by layer; each is a layer of its own where names say nothing (not `named`)."""
     layers: dict[str, Layer] = {}
     for name, shape in tensors.items():
         layer, _, kind = name.rpartition(".") if named else (name, "", "tensor")
@@ -72,18 +72,20 @@ def _group_by_layer(tensors: Mapping[str, Shape], named: bool) -> dict[str, Laye
     return layers
 
 
-def _shapes(layer: Layer) -> Shapes:
-    """Return the shapes of a layer by kind, without names."""
+def _shapes_by_kind(layer: Layer) -> Shapes:
+    """Return the shapes of an imported layer's tensors by kind, without names."""
     return frozenset((kind, shape) for kind, (_, shape) in layer.items())
 
 
-def _alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
-    """Return those of `layers` that have `shapes`."""
-    return {name: layer for name, layer in layers.items() if _shapes(layer) == shapes}
+def _layers_alike(layers: Mapping[str, Layer], shapes: Shapes) -> dict[str, Layer]:
+    """Return those imported `layers` that have `shapes`."""
+    return {name: layer for name, layer in layers.items() if _shapes_by_kind(layer) == shapes}
 
 
-def _pairs(own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path) -> list[tuple[Layer, Layer]]:
-    """Pair layers of equal shapes; raise where there are not as many on both sides, or their order is unknown."""
+def _pair_layers(
+    own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, path: Path
+) -> list[tuple[Layer, Layer]]:
+    """Pair imported layers of equal shapes with ours; raise UserError where that is ambiguous."""
     wanted_shapes = " and ".join(
         f"{kind} {_shape_text(shape)}" for kind, (_, shape) in next(iter(own.values())).items()
     )
@@ -100,12 +102,12 @@ def _pairs(own: Mapping[str, Layer], others: Mapping[str, Layer], named: bool, p
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a key to sort by in which numbers in a name count as numbers."""
+    """Return a sort key for names of imported tensors in which numbers count as numbers."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
 def _shape_text(shape: Shape) -> str:
-    """Return a shape as text, such as "4x16"."""
+    """Return the shape of an imported tensor as text, such as "4x16"."""
     return "x".join(map(str, shape)) or "one number"
 
 
@@ -124,7 +126,7 @@ def import_weights(path: Path, config: Config, output: Path) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Return the tensors of a file, in the order of layers as far as the file has one; raise UserError if it cannot."""
+    """Return the tensors of a file to import, in the order of layers as far as it has one; raise UserError if not."""
     if not path.is_file():
         raise UserError(f"{path}: no such file; give a .safetensors, .npz, .pt or .pth file")
     kinds = {".safetensors": _read_safetensors, ".npz": _read_npz, ".pt": _read_torch, ".pth": _read_torch}
@@ -142,6 +144,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors to import of a safetensors file."""
     from safetensors.numpy import load_file
 
     # The file has its tensors in the order of characters, in which 10 comes before 2.
@@ -149,11 +152,13 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors to import of an npz file."""
     with np.load(path, allow_pickle=False) as file:
         return {name: file[name] for name in file.files if file[name].dtype.kind == "f"}
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors to import of a file that PyTorch has written."""
     import torch
 
     # Only tensors and plain containers are read: a file cannot run code.

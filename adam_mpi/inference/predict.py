@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.data.formats.array_names import IMAGES, LABELS
 from adam_mpi.data.formats.arrays import Held, members
 from adam_mpi.data.formats.folder import ENDINGS, decode_image
-from adam_mpi.data.formats.source import IMAGES, LABELS
 from adam_mpi.inference.trained import Trained
 
 BEST = 3
@@ -36,23 +36,23 @@ def predict_lines(model: Trained, paths: Sequence[Path], output: Path | None) ->
 
 
 def best(model: Trained, probabilities: np.ndarray) -> str:
-    """Return the most probable classes as text, such as "7 99.8% (1 0.1%, 9 0.1%)"."""
+    """Return the most probable predicted classes as text, such as "7 99.8% (1 0.1%, 9 0.1%)"."""
     order = np.argsort(-probabilities)[:BEST]
     first, *others = (f"{model.names[number]} {probabilities[number]:.1%}" for number in order)
     return f"{first} ({', '.join(others)})"
 
 
 def read_images(model: Trained, path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
-    """Return the names, the images and, where there are any, the labels of what is at `path`."""
+    """Return the names, the images to predict and, where there are any, the labels of what is at `path`."""
     if path.suffix == ".npz":
         return _read_arrays(path)
-    files = _files(path)
+    files = _image_files(path)
     images = [_read_image(model, file) for file in files]
     return [str(file) for file in files], np.stack(images), None
 
 
-def _files(path: Path) -> list[Path]:
-    """Return `path` itself, or all images in it and in the folders below it if it is a folder."""
+def _image_files(path: Path) -> list[Path]:
+    """Return `path` itself, or all images to predict in it and in the folders below it if it is a folder."""
     if not path.exists():
         raise UserError(f"{path}: no such file; give images, folders of images or npz files")
     if not path.is_dir():
@@ -64,7 +64,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _read_image(model: Trained, file: Path) -> np.ndarray:
-    """Return the image in `file` at the size that the model takes; raise UserError if it cannot be read."""
+    """Return the image to predict in `file` at the size that the model takes; raise UserError if unreadable."""
     _, height, width = model.inputs.shape
     if model.inputs.dtype != "uint8":
         raise UserError(f"{file}: this model takes numbers, not images; give an npz file")
@@ -75,7 +75,7 @@ def _read_image(model: Trained, file: Path) -> np.ndarray:
 
 
 def _read_arrays(path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | None]:
-    """Return names, images and labels of an npz file, of its test part where it has one."""
+    """Return names, images to predict and labels of an npz file, of its test part where it has one."""
     try:
         held = members(path)
         images = _find_array(list(held), IMAGES)
@@ -91,13 +91,13 @@ def _read_arrays(path: Path) -> tuple[Sequence[str], np.ndarray, np.ndarray | No
 
 
 def _check_size(path: Path, name: str, held: Held) -> None:
-    """Raise UserError for an array that is too large to be read at once: a small file can announce a huge one."""
+    """Raise UserError for an array of images to predict that is too large to be read at once."""
     if held.bytes > MOST_BYTES:
         size = f"{path}: {name} has {held.bytes / 2**30:.1f} GiB"
         raise UserError(f"{size}; at most {MOST_BYTES / 2**30:g} GiB are read at once: write several files")
 
 
 def _find_array(names: Sequence[str], words: Sequence[str]) -> str | None:
-    """Return the first of `names` that means one of `words`, those of a test part first; None if there is none."""
+    """Return the name of the array of images to predict, the first of `names` that means one of `words`, or None."""
     wanted = [name for word in words for name in (f"test_{word}", f"{word}_test", word)]
     return next((name for name in wanted if name in names), None)

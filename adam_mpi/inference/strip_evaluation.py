@@ -56,7 +56,7 @@ class Evaluation:
         self.flow.start(1)
 
     def _read(self, file: Path, shapes: tuple[LayerShape, ...], group: str) -> np.ndarray:
-        """Return the weights of this strip; those of other strips are not read."""
+        """Return the weights of this strip to evaluate with; those of other strips are not read."""
         spans = [(piece.start, piece.start + piece.size) for piece in self.strip.pieces]
         weights = Spans(spans)
         for start, values in model_file.model_pieces(file, parameters.tensors(shapes), group, spans):
@@ -64,7 +64,7 @@ class Evaluation:
         return weights.flat
 
     def evaluate(self, block: LoadedBatch) -> tuple[tuple[float, int], np.ndarray]:
-        """Return (sum of the losses of `block`, number of correct images), and the outputs of the network."""
+        """Return (sum of losses of `block`, number of correct images) of all strips, and the network's outputs."""
         first, last = self.strip.columns
         pixels = np.ascontiguousarray(block.pixels[..., first:last])
         batch = image_batch(self.number, block.ids, block.labels, pixels)
@@ -79,28 +79,29 @@ class Evaluation:
         return result
 
     def _landed(self) -> bool:
-        """Step the flow; return whether the block is through all layers."""
+        """Step the flow of the strip; return whether the evaluated block is through all layers."""
         self.flow.step()
         return bool(self.flow.landed)
 
     def _wait(self, done: Callable[[], bool]) -> None:
+        """Wait until `done`, for other strips that evaluate the block."""
         self.world.wait(done, f"other strips with block {self.number}", self.world.config.cluster.seconds)
 
     def close(self) -> None:
-        """Stop the threads, and free the window that strips exchange through; collective."""
+        """Stop the threads of the evaluating strip, and free the exchange window; collective."""
         self.flow.end_threads()
         self.world.finish()
         self.link.window.free()
 
 
 def arrange(hosts: Sequence[str], _: object) -> Layout:
-    """Return the layout in which all ranks are the strips of one replica."""
+    """Return the layout for an evaluation in which all ranks are the strips of one replica."""
     places = [Place(rank, host, ("worker",), 0, rank) for rank, host in enumerate(hosts)]
     return Layout(tuple(places), len(hosts))
 
 
 def _cut(shapes: tuple[LayerShape, ...], ranks: int) -> Partition:
-    """Return the partition of the network into `ranks` strips; raise UserError where it has too few columns."""
+    """Return the network's partition into `ranks` strips to evaluate; raise UserError where it has too few columns."""
     try:
         return partition(shapes, ranks)
     except UserError as error:

@@ -69,7 +69,7 @@ def load(path: str | Path) -> "Trained":
 
 
 def _read_inputs(file: Path, opened: h5py.File) -> Inputs:
-    """Return the description of the network's inputs in an opened file of weights."""
+    """Return the description of a trained network's inputs in an opened file of weights."""
     try:
         return Inputs.from_json(opened[model_file.INPUTS].asstr()[()])
     except (UserError, TypeError, ValueError, AttributeError) as error:
@@ -77,12 +77,12 @@ def _read_inputs(file: Path, opened: h5py.File) -> Inputs:
 
 
 def infer_shapes(config: Config, inputs: Inputs) -> tuple[LayerShape, ...]:
-    """Return the layers of the configured network with their shapes on `inputs`."""
+    """Return the layers of the trained network that is configured, with their shapes on `inputs`."""
     return configured.infer(config.model, inputs.network_shape(config.data.transform), inputs.classes, inputs.form)
 
 
 def weights_file(path: Path) -> Path:
-    """Return the file with the weights of a run or of a snapshot's folder, or `path` itself if it is a file."""
+    """Return the file with a trained network's weights, of a run or of a snapshot, or `path` itself if it is one."""
     if path.is_file():
         return path
     if (path / "weights.h5").exists():
@@ -131,22 +131,22 @@ class Trained:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """Return the weights by name (`conv1/weight`, `conv1/bias`, ...), as views of `weights`."""
+        """Return the weights of the trained network by name (`conv1/weight`, ...), as views of `weights`."""
         return parameters.views(self.weights, parameters.tensors(self.shapes))
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the classes; their numbers where the data set has no names for them."""
+        """Return the names of the trained network's classes; their numbers where the data set has no names."""
         return list(self.inputs.names) or [str(number) for number in range(self.inputs.classes)]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Return the content of the run's summary.json; empty where there is none beside the weights."""
+        """Return the content of summary.json of the run that trained the network; empty without one."""
         file = self.directory / "summary.json"
         return json.loads(file.read_text()) if file.exists() else {}
 
     def predict(self, images: np.ndarray) -> np.ndarray:
-        """Compute the probability of each class for each image.
+        """Compute the probability of each class for each image with the trained network.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class Trained:
         return np.concatenate(blocks) if blocks else np.empty((0, self.inputs.classes), np.float32)
 
     def run(self, feed: Mapping[str, np.ndarray], fetch: Iterable[str]) -> list[np.ndarray]:
-        """Compute the outputs of some layers from images, or from outputs of earlier layers.
+        """Compute the outputs of some layers of the trained network from images, or from outputs of earlier layers.
 
         Parameters
         ----------
@@ -234,7 +234,7 @@ class Trained:
 
     @cached_property
     def _context(self) -> Context | EngineContext | GraphContext:
-        """Return the context that training used, with cached kernels."""
+        """Return the context that computes the trained network with the kernels that training used."""
         config = self.config
         return Network(
             self.shapes, config.train.batch, config.run.seed, engine=config.kernels.engine, form=self.inputs.form
@@ -247,7 +247,7 @@ class Trained:
         return Context(self.shapes, config.train.batch, config.run.seed, np.float32, form=self.inputs.form)
 
     def _prepare(self, images: np.ndarray) -> np.ndarray:
-        """Return `images` as the network takes them; raise UserError if they cannot be."""
+        """Return `images` as the trained network takes them; raise UserError if they cannot be."""
         return self.inputs.prepare(np.asarray(images), self.config.data.transform)
 
     def _check_fetch(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> None:
@@ -263,7 +263,7 @@ class Trained:
             raise UserError(f"{missing[0]}: comes before all that is fed; feed input, or a layer before it")
 
     def _run_batch(self, feed: Mapping[str, np.ndarray], fetch: Sequence[str]) -> list[np.ndarray]:
-        """Return the outputs in `fetch` for at most one batch of images."""
+        """Return the trained network's outputs in `fetch` for at most one batch of images."""
         context = self._stepwise
         views = self.tensors
         known = INPUT in feed
@@ -286,12 +286,12 @@ class Trained:
 
 
 def _copy_images(outputs: np.ndarray, count: int) -> np.ndarray:
-    """Return a copy of the first `count` images of `outputs`, which has them innermost, with images first."""
+    """Return a copy of the first `count` images of a layer's `outputs`, which has them innermost, images first."""
     return np.moveaxis(outputs[..., :count], -1, 0).copy()
 
 
 def _reshape(shape: LayerShape, values: np.ndarray) -> np.ndarray:
-    """Return `values` in the output shape of a layer; raise UserError if they do not fit."""
+    """Return `values` in the output shape of a trained network's layer; raise UserError if they do not fit."""
     try:
         return values.reshape(len(values), *shape.output)
     except ValueError:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from adam_mpi.cluster.statistics import LayerStatistics, ServerStatistics
+from adam_mpi.cluster.role_statistics import LayerStatistics, ServerStatistics
 from adam_mpi.monitor.divergence import AT_CHANCE
 
 
@@ -49,34 +49,34 @@ class Distribution(TypedDict):
 
 
 def distribution(histogram: Counter[int]) -> Distribution:
-    """Return `histogram` with its maximum and mean."""
+    """Return the job's `histogram` with its maximum and mean, as a distribution."""
     return {
         "max": max(histogram, default=0),
-        "mean": round(mean(histogram), 4),
+        "mean": round(histogram_mean(histogram), 4),
         "histogram": {str(value): histogram[value] for value in sorted(histogram)},
     }
 
 
-def coarse(histogram: Counter[int]) -> dict[int, int]:
-    """Return `histogram` exact up to 8, then by powers of two: it stays short however far replicas drift apart."""
+def coarse_histogram(histogram: Counter[int]) -> dict[int, int]:
+    """Return a job's `histogram` exact up to 8, then by powers of two: it stays short however far replicas drift."""
     total: Counter[int] = Counter()
     for value, count in histogram.items():
         total[value if value <= 8 else 1 << value.bit_length() - 1] += count
     return dict(sorted(total.items()))
 
 
-def mean(histogram: Counter[int]) -> float:
-    """Return the mean value of `histogram`; 0 for an empty one."""
+def histogram_mean(histogram: Counter[int]) -> float:
+    """Return the mean value of `histogram`, one of the statistics of the job; 0 for an empty one."""
     return sum(value * count for value, count in histogram.items()) / max(histogram.total(), 1)
 
 
-def average(values: Collection[float]) -> float:
-    """Return the mean of `values`; 0 for none."""
+def mean_of_ranks(values: Collection[float]) -> float:
+    """Return the mean of `values` of all ranks; 0 for none."""
     return sum(values) / max(len(values), 1)
 
 
 def applied_pushes(servers: Sequence[ServerStatistics]) -> dict[str, int]:
-    """Return, by pusher, the last of its pushes that every shard of the strip has that it had last."""
+    """Return, by pusher, the last push that every shard of its strip has, aggregated from the servers' reports."""
     tables = [{(pusher, strip): number for pusher, strip, number in report["tables"]} for report in servers]
     strips = [report["strips"] for report in servers]
     last: dict[str, int] = {}
@@ -94,7 +94,7 @@ FIRST_BATCHES = 10
 
 
 def diverged(figures: Mapping[str, float], batch: int, done: bool) -> bool:
-    """Return whether most losses of a phase are not finite: then nothing is learned any more.
+    """Return whether most losses in a phase's statistics are not finite: then nothing is learned any more.
 
     `figures`: those of the phase so far; `batch`: images per batch; `done`: whether the phase is over.
     """
@@ -103,14 +103,14 @@ def diverged(figures: Mapping[str, float], batch: int, done: bool) -> bool:
 
 
 def guessed(accuracy: float, labels: np.ndarray) -> float | None:
-    """Return the share of the largest class where `accuracy` is not above it by more than chance, else None."""
+    """Return the share of the largest class if the job's `accuracy` is not above it by more than chance, else None."""
     share = float(np.bincount(labels).max()) / len(labels)
     spread = (share * (1 - share) / len(labels)) ** 0.5
     return share if share < 1 and accuracy <= share + NOISE * spread else None
 
 
 def at_chance(results: Mapping[str, Any], part: str, labels: np.ndarray) -> bool:
-    """Return whether the network guesses: neither its accuracy nor its loss in `part` says anything about labels."""
+    """Return whether the statistics of `part` show that the network guesses: by its accuracy and its loss."""
     if not len(labels) or guessed(results[f"{part}_accuracy"], labels) is None:
         return False
     shares = np.bincount(labels) / len(labels)
@@ -119,7 +119,7 @@ def at_chance(results: Mapping[str, Any], part: str, labels: np.ndarray) -> bool
 
 
 def dead(layers: Mapping[str, LayerStatistics]) -> list[str]:
-    """Return the layers all of whose units are dead, unless there was no gradient at all."""
+    """Return the layers all of whose units are dead in the statistics, unless there was no gradient at all."""
     last = list(layers.values())[-1] if layers else LayerStatistics()
     if not last.get("gradient_norm"):
         return []
@@ -127,14 +127,14 @@ def dead(layers: Mapping[str, LayerStatistics]) -> list[str]:
 
 
 def weight_norm(layers: Mapping[str, LayerStatistics]) -> float | None:
-    """Return the norm of the weights of all `layers`; None where no worker has looked at them."""
+    """Return the norm of the weights of all `layers` in the statistics; None where no worker has looked at them."""
     return sum(row["weight_norm"] ** 2 for row in layers.values()) ** 0.5 if layers else None
 
 
 def warnings(
     results: Mapping[str, Any], labels: Mapping[str, np.ndarray], layers: Mapping[str, LayerStatistics]
 ) -> list[str]:
-    """Return why a job that has ended is no success, one sentence per reason.
+    """Return why the statistics of a job that has ended show no success, one sentence per reason.
 
     `labels`: those of the parts that were evaluated, the one that counts first; `layers`: as the workers saw them last.
     """

@@ -82,14 +82,14 @@ class LossWindows:
     """Cuts the totals of one phase into windows."""
 
     def __init__(self, now: float, totals: LossTotals = LossTotals(0, 0, 0)) -> None:  # noqa: B008
-        """Begin at time `now` with these `totals`."""
+        """Begin the windows of losses at time `now` with these `totals`."""
         self.began = now
         self.before = totals
 
     def add(
         self, now: float, totals: LossTotals, weight_norm: float | None = None, dead: bool = False
     ) -> LossWindow | None:
-        """Return the window that ends with these `totals`; None if it has too few images or is too short."""
+        """Return the window of losses that ends with these `totals`; None if it has too few images or is too short."""
         images = totals.images - self.before.images
         if images < LEAST_IMAGES or now - self.began < LEAST_SECONDS:
             return None
@@ -139,7 +139,7 @@ class Alarm:
     """The norm of the weights as a multiple of that in the last good window."""
 
     def describe(self) -> str:
-        """Return what happened, as a clause for people."""
+        """Return how training has diverged, as a clause for people."""
         times = f"are {self.growth:.3g} times as large as before" if math.isfinite(self.growth) else "have overflowed"
         grown = f", and weights {times}" if self.growth >= GROWTH else ""
         if self.reason == "not finite":
@@ -155,7 +155,7 @@ class DivergenceDetector:
     """Raises an alarm when windows have been suspect for long enough."""
 
     def __init__(self, chance: float | None = None) -> None:
-        """`chance` is the loss of guessing; None takes the loss of the first windows for it."""
+        """Begin to detect divergence; `chance`: the loss of guessing, or None for that of the first windows."""
         self.chance = chance
         self.best = math.inf
         """The lowest smoothed loss."""
@@ -177,7 +177,7 @@ class DivergenceDetector:
         self.suspect_windows = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the detector of the next coordinator continues from, as JSON values."""
+        """Return what the divergence detector of the next coordinator continues from, as JSON values."""
         return {
             "chance": self.chance,
             "best": self.best if math.isfinite(self.best) else None,
@@ -189,7 +189,7 @@ class DivergenceDetector:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Continue from the `values` of `to_json`."""
+        """Continue the detection of divergence from the `values` of `to_json`."""
         self.chance = values["chance"]
         self.best = math.inf if values["best"] is None else values["best"]
         self.first = values["first"]
@@ -200,11 +200,11 @@ class DivergenceDetector:
 
     @property
     def learned(self) -> bool:
-        """Return whether the loss was clearly below chance."""
+        """Return whether the loss was clearly below chance, so that a return to chance is divergence."""
         return self.chance is not None and self.best < LEARNED * self.chance
 
     def add(self, window: LossWindow) -> Alarm | None:
-        """Take the next window; return an alarm if training has diverged."""
+        """Take the next window of losses; return an alarm if training has diverged."""
         if self.first is None and math.isfinite(window.loss):
             self.first = window.loss
         if math.isfinite(window.loss) and not self.learned:
@@ -229,7 +229,7 @@ class DivergenceDetector:
         )
 
     def _suspicion(self, window: LossWindow) -> Suspicion | None:
-        """Return why `window` is suspect; None if it is not."""
+        """Return why `window` of losses makes divergence likely; None if it does not."""
         if 2 * window.not_finite > 1 or not math.isfinite(window.loss):
             return NOT_FINITE
         if self.chance is None or self.first is None:
@@ -247,7 +247,7 @@ class DivergenceDetector:
         return NEVER_LEARNED if self.highest >= SPIKE * start else None
 
     def _suspicion_after_learning(self, window: LossWindow, chance: float) -> Suspicion | None:
-        """Return why `window` is suspect where the loss was clearly below `chance`; None if it is not."""
+        """Return why `window` is suspect of divergence where the loss was clearly below `chance`, or None."""
         if window.loss >= EXPLODED * chance:
             return EXPLODING
         lost = self.best + max(LOST * (chance - self.best), LEAST_LOST * chance)
@@ -255,13 +255,13 @@ class DivergenceDetector:
         return FAR_ABOVE if above_noise and window.loss >= min(lost, AT_CHANCE * chance) else None
 
     def _growth(self, window: LossWindow) -> float:
-        """Return the norm of the weights as a multiple of that in the last good window."""
+        """Return the norm of the weights as a multiple of that in the last window without divergence."""
         if not self.norm or window.weight_norm is None:
             return 1.0
         return window.weight_norm / self.norm if math.isfinite(window.weight_norm) else math.inf
 
     def _note_sound(self, window: LossWindow) -> None:
-        """Learn from a window that is not suspect."""
+        """Learn from a window of losses that is not suspect of divergence."""
         if self.recent:
             self.steps += 1
             upward = max(0.0, window.loss - self.recent[-1])

@@ -10,7 +10,7 @@ import numpy as np
 
 from adam_mpi.cluster.control_messages import Statistics
 from adam_mpi.cluster.layout import Layout
-from adam_mpi.cluster.statistics import (
+from adam_mpi.cluster.role_statistics import (
     DataStatistics,
     LayerStatistics,
     NotFiniteStatistics,
@@ -27,10 +27,10 @@ from adam_mpi.monitor.aggregate_statistics import (
     Gauges,
     WorkerTimes,
     applied_pushes,
-    average,
-    coarse,
+    coarse_histogram,
     distribution,
-    mean,
+    histogram_mean,
+    mean_of_ranks,
 )
 from adam_mpi.monitor.divergence import LossTotals
 from adam_mpi.monitor.status import Activity, RankRow
@@ -52,7 +52,7 @@ class JobStatistics:
     """Collects the reports of all ranks and sums them up."""
 
     def __init__(self, metrics: MetricSet = ACCURACY) -> None:
-        """Compute figures by `metrics`."""
+        """Begin the statistics of a job, whose figures are computed by `metrics`."""
         self.metrics = metrics
         self.reports: dict[Reporter, Report] = {}
         self.timed: dict[Reporter, tuple[float, RoleStatistics]] = {}
@@ -65,12 +65,12 @@ class JobStatistics:
         """Pusher -> what its codec carried, as an earlier coordinator received it."""
 
     def continue_from(self, pushes: Mapping[str, list[int]], carried: Mapping[str, float]) -> None:
-        """Take over what an earlier coordinator knew about the pushers; most of them will report again."""
+        """Take over an earlier coordinator's statistics of the pushers; most of them will report again."""
         self.earlier |= {int(pusher): counts for pusher, counts in pushes.items()}
         self.earlier_carried |= carried
 
     def update(self, rank: int, message: Statistics) -> None:
-        """Take the report of a role of `rank`, the number that the rank keeps for the whole job."""
+        """Take the statistics that a role of `rank`, the number of the rank for the whole job, reports."""
         values = cast(RoleStatistics, message.values)
         key = (values["role"], rank)
         before = self.reports.get(key)
@@ -93,7 +93,7 @@ class JobStatistics:
     def of_role(self, role: Literal["server"]) -> list[ServerStatistics]: ...
 
     def of_role(self, role: RoleName) -> list:
-        """Return the last report of each rank with this `role`, by rank."""
+        """Return the last statistics that each rank with this `role` reported, by rank."""
         return [report.values for (other, _), report in sorted(self.reports.items()) if other == role]
 
     def count_finals(self, role: str, members: Collection[int]) -> int:
@@ -101,22 +101,22 @@ class JobStatistics:
         return sum(report.final for (other, rank), report in self.reports.items() if other == role and rank in members)
 
     def shares(self, phase: Phase) -> list[DataStatistics]:
-        """Return the reports of the data ranks about `phase`."""
+        """Return the statistics of the data ranks about `phase`."""
         return [report for report in self.of_role("data") if report["phase"] == phase.number]
 
     def owed(self, phase: Phase, ranks: int) -> list[int]:
-        """Return how many images each replica still owes of its share; empty until all `ranks` data ranks reported."""
+        """Return the images that each replica owes of its share in the statistics; empty without all data ranks."""
         shares = self.shares(phase)
         if len(shares) < ranks:
             return []
         return [sum(owed) for owed in zip(*(share["owed"] for share in shares), strict=True)]
 
     def count_bad_images(self) -> int:
-        """Return how many images could not be used; each data rank knows those that it has read."""
+        """Return how many images could not be used by the statistics of the data ranks that have read them."""
         return len({image for report in self.of_role("data") for image in report["bad"]})
 
     def figures(self, phase: Phase, seconds: float) -> dict[str, float]:
-        """Return the figures of `phase`, which has taken `seconds` so far."""
+        """Return the figures of `phase` from the statistics of all ranks; it has taken `seconds` so far."""
         shares = self.shares(phase)
         images = sum(share["finished"] for share in shares)
         not_finite = sum(share["not_finite"] for share in shares)
@@ -126,18 +126,19 @@ class JobStatistics:
             "images_skipped": sum(share["skipped"] for share in shares),
             "images_per_second": images / max(seconds, 1e-9),
             **self.metrics.values(self._sums(shares, phase), images, images - not_finite),
-            "staleness": mean(self.histogram("leads")),
+            "staleness": histogram_mean(self.histogram("leads")),
             "clock_wait": self.clock_wait(),
         }
 
     def _sums(self, shares: Sequence[DataStatistics], phase: Phase) -> np.ndarray:
+        """Return the sums of loss and metrics over the data ranks' statistics in `shares`."""
         sums = np.zeros(self.metrics.size(phase.training))
         for share in shares:
             sums += share["sums"]
         return sums
 
     def loss_totals(self, phase: Phase, ranks: int) -> LossTotals | None:
-        """Return the losses of `phase` so far; None until all `ranks` data ranks have reported."""
+        """Return the total losses of `phase` in the statistics; None until all `ranks` data ranks have reported."""
         shares = self.shares(phase)
         if len(shares) < ranks:
             return None
@@ -148,11 +149,11 @@ class JobStatistics:
         )
 
     def layers(self) -> dict[str, LayerStatistics]:
-        """Return the norms of all layers, as workers saw them last."""
+        """Return the norms of all layers in the statistics, as workers saw them last."""
         return {name: row for report in self.of_role("worker") for name, row in report["layers"].items()}
 
     def gauges(self) -> Gauges:
-        """Return what `metrics.jsonl` says besides the figures of a phase."""
+        """Return the job's statistics for `metrics.jsonl` besides the figures of a phase."""
         servers = self.of_role("server")
         server_steps = [seen.apply_batch for (role, _), seen in self.activities.items() if role == "server"]
         return {
@@ -162,33 +163,35 @@ class JobStatistics:
                 "pulled": self.pulls()["bytes"],
                 "served": sum(report["bytes"] for report in self.of_role("data")),
             },
-            "staleness_histogram": {str(value): count for value, count in coarse(self.histogram("leads")).items()},
-            "apply_batch": round(average(server_steps), 3),
+            "staleness_histogram": {
+                str(value): count for value, count in coarse_histogram(self.histogram("leads")).items()
+            },
+            "apply_batch": round(mean_of_ranks(server_steps), 3),
             "store_lag": max((report["store"]["behind"] for report in servers if report["store"]), default=0.0),
             "busy": {role: round(self._busy(role), 3) for role in ("data", "worker", "server")},
             "layers": self.layers(),
         }
 
     def _busy(self, role: str) -> float:
-        """Return the mean share of the time in which the ranks with this `role` were busy."""
-        return average([seen.busy for (other, _), seen in self.activities.items() if other == role])
+        """Return the mean share of time in which ranks with this `role` were busy, from their statistics."""
+        return mean_of_ranks([seen.busy for (other, _), seen in self.activities.items() if other == role])
 
     def rank_rows(self, layout: Layout) -> list[RankRow]:
-        """Return a row about each role of each rank of `layout`."""
+        """Return a row of statistics about each role of each rank of `layout`."""
         now = time.monotonic()
         silent = {key: now - report.received for key, report in self.reports.items()}
         values = {key: report.values for key, report in self.reports.items()}
         return status.ranks(layout, values, self.activities, silent)
 
     def carried(self) -> dict[str, float]:
-        """Return the length of what each pusher's codec carries, as it reported last."""
+        """Return the length of what each pusher's codec carries, as its statistics reported it last."""
         found = {
             str(report["rank"]): report["carried"] for report in self.of_role("worker") if report["carried"] is not None
         }
         return self.earlier_carried | found
 
     def residual(self, workers: Collection[int]) -> dict[str, dict[str, float]]:
-        """Return what codecs have left out, by pusher: carried by the `workers`, and lost with other ranks.
+        """Return, by pusher, the codecs' residual in the statistics: of the `workers`, and lost with other ranks.
 
         For a rank that was lost this is its last report; for one that has another strip now, what it left behind.
         """
@@ -202,13 +205,13 @@ class JobStatistics:
         return {"carried": {pusher: carried[pusher] for pusher in carried if pusher not in gone}, "lost": gone | left}
 
     def push_counts(self) -> dict[str, list[int]]:
-        """Return how many pushes each pusher has sent, and how many of them it knows to be acknowledged."""
+        """Return from the statistics how many pushes each pusher has sent, and how many it knows as acknowledged."""
         found = {report["rank"]: report["pushes"] for report in self.of_role("worker")}
         counts = {pusher: [pushes["sent"], pushes["acknowledged"]] for pusher, pushes in found.items()}
         return {str(pusher): pair for pusher, pair in (self.earlier | counts).items()}
 
     def pushes(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
-        """Return the pushes of the whole job; `members`: the ranks that are left; `pushers`: see `short`."""
+        """Return the statistics of the job's pushes; `members`: the ranks that are left; `pushers`: see `short`."""
         servers = self.of_role("server")
         counts = self.push_counts()
         applied = self._applied(members)
@@ -228,7 +231,7 @@ class JobStatistics:
         }
 
     def short(self, members: Collection[int], pushers: Collection[int] | None = None) -> dict[str, int]:
-        """Return, by pusher, how many pushes count as acknowledged that some shard lacks; empty if all is well.
+        """Return, by pusher, how many acknowledged pushes some shard lacks by the statistics; empty if all is well.
 
         For the end of the job, when all final reports are there. `members`: the ranks that are left; `pushers`: whose
         counts matter, or None for those of all ranks, lost ones too.
@@ -241,15 +244,16 @@ class JobStatistics:
         return {pusher: count for pusher, count in missing.items() if count > 0}
 
     def _applied(self, members: Collection[int]) -> dict[str, int]:
+        """Return, by pusher, the last push that all shards have by the statistics of the servers in `members`."""
         return applied_pushes([report for report in self.of_role("server") if report["rank"] in members])
 
     def pulls(self) -> dict[str, int]:
-        """Return the pulls of the whole job and their bytes."""
+        """Return the number of pulls and their bytes in the statistics of the whole job."""
         pulls = [report["pulls"] for report in self.of_role("worker")]
         return {"count": sum(pull["count"] for pull in pulls), "bytes": sum(pull["bytes"] for pull in pulls)}
 
     def workers(self) -> dict[str, WorkerTimes]:
-        """Return, by rank, the images that a worker has trained on and what its threads spent their time on."""
+        """Return each worker's statistics: images trained on and what its threads spent their time on."""
         return {
             str(report["rank"]): {
                 "images": round(report["images"], 3),
@@ -262,32 +266,32 @@ class JobStatistics:
         }
 
     def first_not_finite(self) -> dict[str, NotFiniteStatistics]:
-        """Return, by rank, the first number of each worker that was not finite."""
+        """Return, by rank, the first number that was not finite in each worker's statistics."""
         return {str(report["rank"]): report["trouble"] for report in self.of_role("worker") if report["trouble"]}
 
     def traffic(self) -> dict[str, int]:
-        """Return bytes by layer and protocol: "conv1 delta", "conv1 pull"."""
+        """Return the job's statistics of bytes by layer and protocol: "conv1 delta", "conv1 pull"."""
         total: Counter[str] = Counter()
         for report in self.of_role("worker"):
             total.update(report["traffic"])
         return dict(total)
 
     def cpu(self) -> dict[str, float]:
-        """Return CPU seconds by rank."""
+        """Return the statistics of CPU seconds by rank."""
         seconds = {rank: report.values["cpu"] for (_, rank), report in self.reports.items()}
         return {str(rank): round(seconds[rank], 3) for rank in sorted(seconds)}
 
     def clock_wait(self) -> float:
-        """Return the seconds in which replicas were held back by the clocks of others, summed over all replicas."""
+        """Return the statistics of the seconds in which clocks of others held back replicas, summed over all."""
         return round(sum(report["clock_wait"] for report in self.of_role("worker")), 3)
 
     def histogram(self, name: Literal["leads", "delays"]) -> Counter[int]:
-        """Return the histogram `name` of all servers together."""
+        """Return the histogram `name` in the statistics of all servers together."""
         total: Counter[int] = Counter()
         for report in self.of_role("server"):
             total.update({int(value): count for value, count in report[name].items()})
         return total
 
     def distribution(self, name: Literal["leads", "delays"]) -> Distribution:
-        """Return the histogram `name` of all servers together, with its maximum and mean."""
+        """Return the histogram `name` in the statistics of all servers, with its maximum and mean."""
         return distribution(self.histogram(name))

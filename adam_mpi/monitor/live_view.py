@@ -24,7 +24,7 @@ FIGURES = ("loss", "accuracy")
 
 
 def run_line(run: dict[str, Any]) -> Text:
-    """Return the line about the `run` part of a status: epoch, progress, loss, metrics, speed, remaining time."""
+    """Return the live view's line about the `run` part of a status: epoch, progress, loss, metrics, speed."""
     text = Text(f"{run['name']}  {run['share']:4.0%}", style="bold", no_wrap=True, overflow="ellipsis")
     for name, value in run_figures(run).items():
         text.append(f"  {name} ", style="dim")
@@ -33,7 +33,7 @@ def run_line(run: dict[str, Any]) -> Text:
 
 
 def run_figures(run: dict[str, Any]) -> dict[str, str]:
-    """Return the figures of the `run` part of a status as text, by name."""
+    """Return the live view's figures of the `run` part of a status as text, by name."""
     found = {name.replace("_", " "): f"{run[name]:.4f}" for name in run.get("metrics", FIGURES) if name in run} | {
         "images/s": f"{run['images_per_second']:.0f}",
         "staleness": f"{run['staleness']:.2f}",
@@ -42,21 +42,21 @@ def run_figures(run: dict[str, Any]) -> dict[str, str]:
 
 
 def by_role(groups: list[dict[str, Any]], staleness: float) -> Table:
-    """Return the table of a status's `groups`, one row per role."""
-    table = _table("role", "ranks", "busy", "waiting for", "queue", "staleness", "traffic")
+    """Return the live view's table of a status's `groups`, one row per role."""
+    table = _empty_table("role", "ranks", "busy", "waiting for", "queue", "staleness", "traffic")
     for group in groups:
         waited = f"{group['waiting']} {group['waited']:.0%}" if group["waiting"] else ""
         stale = "" if group["role"] == "data" else f"{staleness:.2f}"
         traffic = f"{format_bytes(group['bytes'])}/s"
         table.add_row(
-            group["role"], str(group["ranks"]), _busy(group["busy"]), waited, f"{group['queue']:g}", stale, traffic
+            group["role"], str(group["ranks"]), _busy_text(group["busy"]), waited, f"{group['queue']:g}", stale, traffic
         )
     return table
 
 
 def by_rank(ranks: list[dict[str, Any]]) -> Table:
-    """Return the table of a status's `ranks`, one row per role of a rank."""
-    table = _table("rank", "role", "host", "busy", "waiting for", "queue", "images/s", "traffic", "")
+    """Return the live view's table of a status's `ranks`, one row per role of a rank."""
+    table = _empty_table("rank", "role", "host", "busy", "waiting for", "queue", "images/s", "traffic", "")
     for row in ranks:
         strip = "" if row["replica"] is None or row["role"] != "worker" else f" {row['replica']}.{row['strip']}"
         images = f"{row['images']:.0f}" if row["role"] == "worker" else ""
@@ -65,7 +65,7 @@ def by_rank(ranks: list[dict[str, Any]]) -> Table:
             str(row["rank"]),
             row["role"] + strip,
             row["host"],
-            _busy(row["busy"]),
+            _busy_text(row["busy"]),
             row["waiting"],
             str(row["queue"]),
             images,
@@ -75,11 +75,13 @@ def by_rank(ranks: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _busy(share: float) -> Text:
+def _busy_text(share: float) -> Text:
+    """Return a busy share as colored text for the live view."""
     return Text(f"{share:4.0%}", style="green" if share > 0.8 else "yellow" if share > 0.3 else "")
 
 
-def _table(*columns: str) -> Table:
+def _empty_table(*columns: str) -> Table:
+    """Return an empty table of the live view with these `columns`."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column, justify="right" if column in ("ranks", "busy", "queue", "images/s") else "left")
@@ -87,7 +89,7 @@ def _table(*columns: str) -> Table:
 
 
 def top(run: Path, once: bool) -> None:
-    """Show the job in the directory `run` until it has ended; with `once`, or without a terminal, only once."""
+    """Show the live view of the job in `run` until it has ended; with `once`, or without a terminal, only once."""
     console = Console()
     if once or not console.is_terminal:
         console.print(view(run, read_status(run)))
@@ -99,7 +101,7 @@ def top(run: Path, once: bool) -> None:
 
 
 def read_status(run: Path) -> dict[str, Any]:
-    """Return the status that the coordinator wrote last; empty before the first one."""
+    """Return the status for the live view that the coordinator wrote last; empty before the first one."""
     path = run / "status.json"
     if not (run / "config.toml").exists():
         raise UserError(f"{run}: no run directory; give that of a job that is running or has run")
@@ -110,12 +112,12 @@ def read_status(run: Path) -> dict[str, Any]:
 
 
 def ended(run: Path) -> str:
-    """Return how the job in the directory `run` ended; an empty text while it runs."""
+    """Return how the job that the live view of `run` shows has ended; an empty text while it runs."""
     return next((end for file, end in ENDS.items() if (run / file).exists()), "")
 
 
 def view(run: Path, status: dict[str, Any]) -> Group:
-    """Return what to show of the job in the directory `run` with this `status`."""
+    """Return the live view of the job in the directory `run` with this `status`."""
     if not status:
         return Group(Text(f"{run}: {ended(run) or 'starting'}; no status yet"))
     age = time.time() - status["time"]
@@ -137,14 +139,14 @@ class Progress:
     """Prints the state of the job at intervals."""
 
     def __init__(self, epochs: int) -> None:
-        """Show the progress of a job of `epochs` epochs."""
+        """Show the live progress line of a job of `epochs` epochs."""
         self.epochs = epochs
         # Launchers put a pipe between a rank and the terminal; scripts/train knows whether a terminal is at its end.
         terminal = sys.stdout.isatty() and sys.stderr.isatty()
-        self.live = _live() if terminal or os.environ.get("ADAM_MPI_TERMINAL", "") == "1" else None
+        self.live = _start_display() if terminal or os.environ.get("ADAM_MPI_TERMINAL", "") == "1" else None
 
     def update(self, status: dict[str, Any]) -> None:
-        """Show the state of the job; `status`: as in `status.json`."""
+        """Show the state of the job in the progress line; `status`: as in `status.json`."""
         if self.live is None:
             self.say(plain(status["run"]))
             return
@@ -158,37 +160,38 @@ class Progress:
         self.live.update(view, refresh=True)
 
     def end(self, status: dict[str, Any]) -> None:
-        """Print the line of a phase that is over; it stays."""
+        """Print the progress line of a phase that is over; it stays."""
         self.say(plain(status["run"]))
 
     def close(self) -> None:
-        """Remove the view from the terminal."""
+        """Remove the progress view from the terminal."""
         if self.live is not None:
             self.live.update("", refresh=True)
             self.live.stop()
             self.live = None
 
     def say(self, text: str) -> None:
-        """Print `text` above the view."""
+        """Print `text` above the progress view."""
         if self.live is not None:
             self.live.console.print(text, markup=False, highlight=False)
         else:
             print(text, flush=True)
 
     def name(self, phase: Phase) -> str:
-        """Return the name of `phase` for people."""
+        """Return the name of `phase` in the progress line."""
         return f"epoch {phase.epoch}/{self.epochs} {phase.part}" if phase.part != "test" else "test"
 
 
 def plain(run: dict[str, Any]) -> str:
-    """Return the line about the `run` part of a status, without control codes."""
+    """Return the progress line about the `run` part of a status, without control codes."""
     pass
 
     text = "  ".join(f"{name} {value}" for name, value in run_figures(run).items())
     return f"{run['name']}  {run['share']:4.0%}  {text}"
 
 
-def _live() -> "Live":
+def _start_display() -> "Live":
+    """Start rich's live display on the terminal, and return it."""
     from rich.console import Console
     from rich.live import Live
 

@@ -26,7 +26,7 @@ class Metrics:
     MOST_WAITING = 10_000
 
     def __init__(self, directory: Path, tensorboard: bool, names: Sequence[str] = ("loss", "accuracy")) -> None:
-        """Write into the run's `directory`; with `tensorboard` event files too.
+        """Write metrics into the run's `directory`; with `tensorboard` event files too.
 
         `names` are the figures that mean something else in each part of the data.
         """
@@ -35,13 +35,13 @@ class Metrics:
         self.events = Events(directory / "tensorboard", names) if tensorboard else None
 
     def add(self, line: Mapping[str, object], step: int) -> None:
-        """Keep `line`; `step`: images trained on so far, the axis of TensorBoard's plots."""
+        """Keep the `line` of metrics to write; `step`: images trained on so far, the axis of TensorBoard's plots."""
         self.lines.append(json.dumps(line) + "\n")
         if self.events is not None:
             self.events.add_events(line, step)
 
     def write(self) -> None:
-        """Append all lines that wait; raise OSError, and remove what was written of a line, where one does not fit."""
+        """Append all waiting lines to `metrics.jsonl`; raise OSError, and remove a torn line, where one fails."""
         while self.lines:
             line = self.lines[0]
             _append(self.path, line.encode())
@@ -53,7 +53,7 @@ class Metrics:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append `line` to `path`, or nothing of it."""
+    """Append `line` to the metrics file `path`, or nothing of it."""
     with path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
@@ -70,7 +70,7 @@ class Events:
     PAUSE_SECONDS = 30.0
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        """Write into `folder`; `names` are the figures that mean something else in each part of the data."""
+        """Write TensorBoard's events into `folder`; `names`: figures with another meaning in each part of the data."""
         self.folder = folder
         self.names = names
         self.files = 0
@@ -80,7 +80,7 @@ class Events:
         self.waiting: deque[Any] = deque(maxlen=100 * Metrics.MOST_WAITING)
 
     def add_events(self, line: Mapping[str, object], step: int) -> None:
-        """Keep the events of a `line` of metrics; `step`: images trained on so far."""
+        """Keep TensorBoard's events of a `line` of metrics; `step`: images trained on so far."""
         from tensorboardX import summary
         from tensorboardX.proto.event_pb2 import Event
 
@@ -100,7 +100,7 @@ class Events:
             put(summary.histogram_raw("staleness_histogram", **_raw(histogram)))
 
     def write_events(self) -> None:
-        """Write all events that wait; after an OSError all of them go into a new file, PAUSE_SECONDS later."""
+        """Write all waiting events for TensorBoard; after an OSError into a new file, PAUSE_SECONDS later."""
         if time.monotonic() < self.pause:
             return
         count = len(self.waiting)
@@ -118,6 +118,7 @@ class Events:
             self.waiting.popleft()
 
     def _new_file(self) -> Any:
+        """Open a new event file for TensorBoard."""
         from tensorboardX.event_file_writer import EventsWriter
 
         self.folder.mkdir(exist_ok=True)
@@ -126,7 +127,7 @@ class Events:
 
 
 def scalars(line: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yield the numbers of `line` by name, nested ones as "busy/worker". Pure."""
+    """Yield the numbers of a `line` of metrics by name, nested ones as "busy/worker". Pure."""
     for name, value in line.items():
         if isinstance(value, dict) and name != "staleness_histogram":
             yield from scalars(value, f"{prefix}{name}/")
@@ -135,7 +136,7 @@ def scalars(line: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _raw(histogram: Mapping[str, int]) -> dict[str, Any]:
-    """Return `histogram` as the arguments of TensorBoard: a bucket up to half a clock above each value."""
+    """Return a metric's `histogram` as the arguments of TensorBoard: a bucket up to half a clock above each value."""
     pairs = sorted((int(value), count) for value, count in histogram.items())
     values = [value for value, _ in pairs]
     counts = [count for _, count in pairs]

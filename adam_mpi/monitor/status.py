@@ -10,7 +10,7 @@ from statistics import median
 from typing import TypedDict
 
 from adam_mpi.cluster.layout import Layout
-from adam_mpi.cluster.statistics import DataStatistics, Reporter, RoleStatistics, ServerStatistics
+from adam_mpi.cluster.role_statistics import DataStatistics, Reporter, RoleStatistics, ServerStatistics
 
 LEAST_SHARE = 0.05
 """A wait is shown from this share of the time."""
@@ -65,7 +65,7 @@ class RoleRow(TypedDict):
 
 
 def activity(before: RoleStatistics, after: RoleStatistics, elapsed: float) -> Activity:
-    """Return what a role did between its reports `before` and `after`, which are `elapsed` seconds apart."""
+    """Return a role's activity for the status, between its reports `before` and `after`, `elapsed` seconds apart."""
     seconds = max(elapsed, 1e-9)
     busy = min((after["busy"] - before["busy"]) / seconds, 1.0)
     moved = (_bytes(after) - _bytes(before)) / seconds
@@ -84,7 +84,7 @@ def activity(before: RoleStatistics, after: RoleStatistics, elapsed: float) -> A
 
 
 def _bytes(values: RoleStatistics) -> int:
-    """Return the bytes that a role has sent or, for a server, received."""
+    """Return the bytes in the status that a role has sent or, for a server, received."""
     if values["role"] == "worker":
         return values["pushes"]["bytes"] + values["pulls"]["bytes"]
     return values["bytes"]
@@ -96,7 +96,7 @@ def ranks(
     activities: Mapping[Reporter, Activity],
     silent: Mapping[Reporter, float],
 ) -> list[RankRow]:
-    """Return a row for each role of each rank of `layout`; `silent`: seconds since each report."""
+    """Return a status row for each role of each rank of `layout`; `silent`: seconds since each report."""
     slow = _slow_workers(activities)
     blocking = sorted(slow) or _last_in_clock(reports.values())
     places = {place.member: place for place in layout.places}
@@ -131,14 +131,14 @@ def ranks(
 
 
 def _lacks(values: DataStatistics | ServerStatistics) -> str:
-    """Return what keeps a server or a data rank from doing more."""
+    """Return for the status what keeps a server or a data rank from doing more."""
     if values["role"] == "server":
         return "pushes"
     return "asks" if not values["asks"] else "its threads" if values["preparing"] else "others"
 
 
 def _describe_waits(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]]) -> str:
-    """Return what a rank often waits for, and for which ranks: "clock of rank 3 64%"."""
+    """Return status text about what a rank often waits for, and for which ranks: "clock of rank 3 64%"."""
     most = sorted(((share, reason) for reason, share in waits.items() if share >= LEAST_SHARE), reverse=True)
     parts = []
     for share, reason in most:
@@ -148,7 +148,7 @@ def _describe_waits(waits: Mapping[str, float], whom: Mapping[str, Sequence[int]
 
 
 def _slow_workers(activities: Mapping[Reporter, Activity]) -> set[int]:
-    """Return the workers that compute much longer on an image than others."""
+    """Return the workers that the status calls slow: they compute much longer on an image than others."""
     costs = {
         rank: seen.busy / seen.images
         for (role, rank), seen in activities.items()
@@ -159,7 +159,7 @@ def _slow_workers(activities: Mapping[Reporter, Activity]) -> set[int]:
 
 
 def _last_in_clock(reports: Iterable[RoleStatistics]) -> list[int]:
-    """Return the workers with the lowest clock, for which others wait; empty while all have the same."""
+    """Return the workers that the status calls last: those with the lowest clock; empty if all have the same."""
     clocks: dict[int, int] = {}
     for values in reports:
         if values["role"] == "server":
@@ -170,7 +170,7 @@ def _last_in_clock(reports: Iterable[RoleStatistics]) -> list[int]:
 
 
 def groups(rows: Sequence[RankRow]) -> list[RoleRow]:
-    """Return a row per role: means of shares and queues, sums of amounts, and what most of the waiting is for."""
+    """Return a status row per role: means of shares and queues, sums of amounts, and what most waiting is for."""
     found: list[RoleRow] = []
     for role in ("data", "worker", "server"):
         same = [row for row in rows if row["role"] == role]

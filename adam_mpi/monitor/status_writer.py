@@ -23,7 +23,7 @@ class StatusWriter:
     """Writes files one after the other; of a file that is requested again only the newest content."""
 
     def __init__(self, directory: Path, check: Callable[[], None] = lambda: None) -> None:
-        """Write into `directory`; `check` is called before each write and raises where another job has the run."""
+        """Write status files into `directory`; `check` is called first and raises where another job has the run."""
         self.directory = directory
         self.check = check
         self.wanted: dict[str, Callable[[], None]] = {}
@@ -38,18 +38,18 @@ class StatusWriter:
         threading.Thread(target=self._run, name="status", daemon=True).start()
 
     def request(self, name: str, write: Callable[[], None]) -> None:
-        """Have the file `name` written soon, by calling `write`."""
+        """Have the status file `name` written soon, by calling `write`."""
         with self.lock:
             self.wanted[name] = write
         self.requested.set()
 
     def forget(self, name: str) -> None:
-        """Drop what was requested of the file `name`."""
+        """Drop what was requested of the status file `name`."""
         with self.lock:
             self.wanted.pop(name, None)
 
     def poll(self) -> None:
-        """Warn when a write has been under way for long; raise an error of the thread that was not one of the disk."""
+        """Warn when writing a status file takes long; raise an error of the thread that was not one of the disk."""
         if self.error is not None:
             raise self.error
         writing = self.writing
@@ -57,7 +57,7 @@ class StatusWriter:
             self._warn(writing[0], f"not written for {time.monotonic() - writing[1]:.0f} s")
 
     def wait_until_written(self, seconds: float) -> bool:
-        """Wait until all is written; return False when that takes longer than `seconds`."""
+        """Wait until all status files are written; return False when that takes longer than `seconds`."""
         limit = time.monotonic() + seconds
         while (self.wanted or self.writing) and self.error is None:
             if time.monotonic() > limit:
@@ -66,6 +66,7 @@ class StatusWriter:
         return True
 
     def _run(self) -> None:
+        """Write the requested status files in the writer's thread."""
         while self.error is None:
             self.requested.wait(RETRY_SECONDS if self.wanted else None)
             self.requested.clear()
@@ -73,6 +74,7 @@ class StatusWriter:
                 self._write(name)
 
     def _write(self, name: str) -> None:
+        """Write the requested status file `name`; keep the request where the disk fails."""
         with self.lock:
             write = self.wanted.pop(name, None)
             self.writing = (name, time.monotonic()) if write else None
@@ -94,6 +96,7 @@ class StatusWriter:
         self.writing = None
 
     def _warn(self, name: str, trouble: str) -> None:
+        """Warn of the status file `name` that the disk does not take, but not too often."""
         if self.warned is None or time.monotonic() - self.warned > WARN_SECONDS:
             self.warned = time.monotonic()
             print_and_log(f"warning: {self.directory / name}: {trouble}; it is retried, and training continues")

@@ -26,7 +26,7 @@ class Timeline:
     """The events of this rank, and their file."""
 
     def __init__(self, world: World, directory: Path) -> None:
-        """Record events from now on, for the run in `directory`. Collective."""
+        """Record the timeline from now on, for the run in `directory`; collective."""
         self.name = str(world.place)
         self.number = world.rank
         self.generation = world.generation
@@ -42,7 +42,7 @@ class Timeline:
 
     @property
     def part(self) -> Path:
-        """Return the file of this rank."""
+        """Return the file of this rank's part of the timeline."""
         return self.folder / f"trace-{self.number:05d}.jsonl"
 
     def write(self, world: World) -> None:
@@ -61,7 +61,7 @@ class Timeline:
                 file.write(json.dumps(event, separators=(",", ":")) + "\n")
 
     def merge(self) -> None:
-        """Merge all parts, once they are written, into one file; to be called by one rank."""
+        """Merge all parts of the timeline, once they are written, into one file; to be called by one rank."""
         parts = sorted(self.folder.glob("trace-*.jsonl"))
         unfinished = self.whole.with_suffix(".part")
         with gzip.open(unfinished, "wt", compresslevel=5) as file:
@@ -74,24 +74,25 @@ class Timeline:
             part.unlink()
 
     def _events(self, aligned: Callable[[int], float]) -> Iterator[TraceEvent]:
-        """Yield the events of this rank as the trace event format has them."""
+        """Yield the events of this rank's timeline in the trace event format."""
         process = {"pid": self.number}
-        yield _name("process", self.name) | process | {"tid": 0}
+        yield _name_event("process", self.name) | process | {"tid": 0}
         found: list[tuple[int, int, trace.Event]] = []
         for tid, (name, row) in enumerate(list(self.recorder.rows)):
-            yield _name("thread", name) | process | {"tid": tid}
+            yield _name_event("thread", name) | process | {"tid": tid}
             found += [(event[1], tid, event) for event in list(row)]
         # The newest of all threads together, so that a rank with many threads stays within its room.
         for _, tid, event in sorted(found)[-self.room :]:
-            yield _event(event, aligned) | process | {"tid": tid}
+            yield _trace_event(event, aligned) | process | {"tid": tid}
 
 
-def _name(kind: str, name: str) -> TraceEvent:
+def _name_event(kind: str, name: str) -> TraceEvent:
+    """Return the event that names a process or thread in the timeline."""
     return {"name": f"{kind}_name", "ph": "M", "args": {"name": name}}
 
 
-def _event(event: trace.Event, aligned: Callable[[int], float]) -> TraceEvent:
-    """Return `event` in the trace event format: X is a span, s and f are the ends of an arrow."""
+def _trace_event(event: trace.Event, aligned: Callable[[int], float]) -> TraceEvent:
+    """Return `event` of the timeline in the trace event format: X is a span, s and f are the ends of an arrow."""
     name, began, ended, arrow = event
     start = round(aligned(began), 3)
     if not arrow:
@@ -107,28 +108,28 @@ TAG = 77
 
 
 def offset(world: World, now: Callable[[], int] = trace.now) -> tuple[int, int]:
-    """Return the nanoseconds to add to this rank's clock `now` to get rank 0's, and their maximum error (collective).
+    """Return the nanoseconds to add to this rank's clock `now` in a timeline, and their error (collective).
 
     Rank 0 serves one rank after the other. The quickest of its answers counts: it is taken to have been made half-way
     between question and answer.
     """
     if world.rank:
-        return _ask(world, now)
+        return _ask_rank_0(world, now)
     for rank in range(1, world.comm.size):
         for _ in range(ROUNDS):
-            _receive(world, rank)
-            _send(world, rank, now())
+            _receive_clock(world, rank)
+            _send_clock(world, rank, now())
     return 0, 0
 
 
-def _ask(world: World, now: Callable[[], int]) -> tuple[int, int]:
-    """Return the offset to rank 0's clock and its maximum error from the quickest of several questions."""
+def _ask_rank_0(world: World, now: Callable[[], int]) -> tuple[int, int]:
+    """Return this rank's offset for the timeline, and its maximum error, from the quickest of several questions."""
     offset = 0
     shortest = 1 << 62
     for _ in range(ROUNDS):
         asked = now()
-        _send(world, 0, 0)
-        there = _receive(world, 0)
+        _send_clock(world, 0, 0)
+        there = _receive_clock(world, 0)
         answered = now()
         if answered - asked < shortest:
             offset = there - (asked + answered) // 2
@@ -136,12 +137,14 @@ def _ask(world: World, now: Callable[[], int]) -> tuple[int, int]:
     return offset, shortest // 2
 
 
-def _send(world: World, rank: int, value: int) -> None:
+def _send_clock(world: World, rank: int, value: int) -> None:
+    """Send the clock `value` to `rank`, to correct timelines for clock drift."""
     request = world.comm.Isend(np.array([value], np.int64), rank, TAG)
     world.wait(request.Test, f"rank {rank} to compare clocks", SECONDS)
 
 
-def _receive(world: World, rank: int) -> int:
+def _receive_clock(world: World, rank: int) -> int:
+    """Return the clock value that `rank` sends, to correct timelines for clock drift."""
     value = np.zeros(1, np.int64)
     request = world.comm.Irecv(value, rank, TAG)
     world.wait(request.Test, f"rank {rank} to compare clocks", SECONDS)

@@ -17,7 +17,7 @@ MOST_PIECES = 64
 
 
 def to_float32(values: ArrayLike, what: str) -> np.ndarray:
-    """Return `values` as float32; raise UserError if that would round them, or if they have more than one dimension."""
+    """Return the `values` to push as float32; raise UserError if that would round them, or for several dimensions."""
     given = np.asarray(values)
     if given.ndim != 1:
         raise UserError(f"{what} of shape {given.shape}: must have one dimension; give values.ravel() if you mean that")
@@ -28,7 +28,7 @@ def to_float32(values: ArrayLike, what: str) -> np.ndarray:
 
 
 def check_range(offset: int, count: int, size: int) -> tuple[int, int]:
-    """Return `offset` and `count` as ints; raise UserError unless the range lies inside of `size` parameters."""
+    """Return `offset` and `count` of a push or pull as ints; raise UserError unless inside of `size` parameters."""
     if count < 0:
         raise UserError(f"count = {count}: must be 0 or more")
     if offset < 0 or offset + count > size:
@@ -37,7 +37,7 @@ def check_range(offset: int, count: int, size: int) -> tuple[int, int]:
 
 
 def to_indices(indices: ArrayLike, size: int, values: int | None = None) -> np.ndarray:
-    """Return `indices` as int64; raise UserError unless each is below `size` and there are as many as `values`."""
+    """Return `indices` of a push or pull as int64; raise UserError unless below `size` and as many as `values`."""
     given = np.asarray(indices)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         what = f"indices of type {given.dtype} and shape {given.shape}"
@@ -51,7 +51,7 @@ def to_indices(indices: ArrayLike, size: int, values: int | None = None) -> np.n
 
 
 def sum_duplicates(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `indices` in increasing order, each once, with the sums of their values."""
+    """Return `indices` of a push in increasing order, each once, with the sums of their values."""
     if not indices.size:
         return indices, values
     order = np.argsort(indices, kind="stable")
@@ -64,7 +64,7 @@ def sum_duplicates(indices: np.ndarray, values: np.ndarray) -> tuple[np.ndarray,
 
 
 def read_slices(indices: np.ndarray) -> list[slice]:
-    """Split increasing `indices` at gaps into slices that are each read at once: one slice if there are too many."""
+    """Split increasing `indices` of a pull at gaps into slices that are each read at once, or into one slice."""
     splits = np.flatnonzero(np.diff(indices) > GAP) + 1
     if splits.size >= MOST_PIECES:
         return [slice(0, indices.size)]
@@ -93,7 +93,7 @@ def to_config(
     threads: int,
     seconds: float,
 ) -> Config:
-    """Return the configuration of a job that does nothing but serve; raise UserError for an unknown `optimizer`."""
+    """Return the configuration of a ParameterServer's job; raise UserError for an unknown `optimizer`."""
     config = Config(optimizer=_to_optimizer(optimizer, learning_rate, settings))
     config.train.batch = 1
     config.server.shard = shard
@@ -105,7 +105,7 @@ def to_config(
 
 
 def _to_optimizer(kind: str, learning_rate: float, settings: Mapping[str, float]) -> Optimizer:
-    """Return the section of the rule `kind` with its `settings`; raise UserError for what it does not have."""
+    """Return a ParameterServer's optimizer section for the rule `kind` with `settings`; raise UserError if wrong."""
     if kind not in RULES:
         raise UserError(f"optimizer = {kind!r}: must be one of {', '.join(RULES)}")
     if wrong := settings.keys() - set(Settings._fields):

@@ -19,7 +19,7 @@ class Transfers:
     """A ring sender to each server, and the runs of parameters that each server holds, in one generation."""
 
     def __init__(self, generation: Generation, client: bool) -> None:
-        """Prepare the transfers of this rank; a rank that is no `client` has no ring to send through."""
+        """Prepare the library's transfers of this rank; a rank that is no `client` has no ring to send through."""
         memory_layout = generation.memory_layout
         servers = memory_layout.servers
         self.generation = generation
@@ -29,17 +29,18 @@ class Transfers:
         self.ring_senders = {server: self._make_ring_sender(server) for server in servers} if client else {}
 
     def _make_ring_sender(self, server: int) -> RingSender[RangeMessage]:
+        """Make the ring sender to `server` for pushes of the parameter server library."""
         generation = self.generation
         return RingSender(
             generation.memory_layout.rings, server, self.ring, generation.mailbox_window, generation.weights_window
         )
 
     def ring_sender(self, shard: Shard) -> RingSender[RangeMessage]:
-        """Return the ring sender to the server that applies pushes of `shard`."""
+        """Return the library client's ring sender to the server that applies pushes of `shard`."""
         return self.ring_senders[self.generation.memory_layout.holders[shard.index][0]]
 
     def send(self, message: RangeMessage) -> None:
-        """Queue `message` at its server's ring, and count it in its handle."""
+        """Queue `message` of the parameter server library at its server's ring, and count it in its handle."""
         message.handle.pending += 1
         self.ring_sender(message.shard).waiting.append(message)
 
@@ -50,23 +51,23 @@ class Transfers:
 
     @property
     def pairs_per_message(self) -> int:
-        """Return the number of (index, value) pairs that fit into one slot of a ring."""
+        """Return the number of (index, value) pairs of a library push that fit into one slot of a ring."""
         return (self.generation.memory_layout.slot_bytes // 4 - message_formats.HEADER_WORDS) // 2
 
     def shards_of(self, first: int, last: int) -> Sequence[Shard]:
-        """Return the shards of parameters `first` to `last - 1`."""
+        """Return the shards of parameters `first` to `last - 1` of the parameter server library."""
         if first >= last:
             return ()
         shards = self.generation.memory_layout.shards
         return shards[bisect_right(self.starts, first) - 1 : bisect_left(self.starts, last)]
 
     def sync(self) -> None:
-        """Make visible what servers have written since the last call, and what this rank has written to them."""
+        """Make visible to the library's client what servers have written, and to them what this rank has written."""
         self.generation.mailbox_window.sync()
         self.generation.weights_window.sync()
 
     def read_range(self, handle: Handle[np.ndarray], into: np.ndarray, offset: int) -> None:
-        """Start to read the parameters from `offset` into `into`, each from the server that holds it."""
+        """Start the library's read of parameters from `offset` into `into`, each from the server that holds it."""
         window = self.generation.weights_window
         for server, runs in self.runs.items():
             for start, size, place in runs:
@@ -77,7 +78,7 @@ class Transfers:
                     handle.requests.append(window.get(part, server, place + 4 * (low - start)))
 
     def read_indices(self, handle: Handle[np.ndarray], into: np.ndarray, indices: np.ndarray) -> None:
-        """Start to read the parameters at `indices` into `into`, in their order.
+        """Start the library's read of the parameters at `indices` into `into`, in their order.
 
         Memory of servers on this host is read at once; from other hosts whole pieces are read and picked from later.
         """
@@ -91,7 +92,7 @@ class Transfers:
                     continue
                 picked = ordered[low:high] - start
                 positions = order[low:high]
-                near = window.direct(server, place, 4 * size)
+                near = window.memory_of(server, place, 4 * size)
                 if near is not None:
                     Gather(near.view(np.float32), picked, into, positions).copy()
                     continue
@@ -107,7 +108,7 @@ Filter = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def significant(threshold: float) -> Filter:
-    """Return a filter that sends only values of at least `threshold` in size.
+    """Return a filter for pushes of the library that sends only values of at least `threshold` in size.
 
     Parameters
     ----------
@@ -154,14 +155,14 @@ class Client:
         return self.transfers.idle and not self.waiting and not self.reading
 
     def start_ready(self, handle: Handle[Any]) -> bool:
-        """Start `handle` if it is ready and has not started; return whether it is ready."""
+        """Start the push or pull of `handle` if it is ready and has not started; return whether it is ready."""
         if handle.ready and handle.pending < 0:
             handle.pending = 0
             handle.start(handle)
         return handle.ready
 
     def push_range(self, values: np.ndarray, offset: int, after: Sequence[Handle[Any]]) -> Handle[None]:
-        """Return a handle that pushes `values` for the parameters from `offset`."""
+        """Return a handle of the library that pushes `values` for the parameters from `offset`."""
         stop = offset + values.size
 
         def start(handle: Handle[Any]) -> None:
@@ -173,7 +174,7 @@ class Client:
         return Handle(after, start, f"push of {values.size} parameters from {offset}")
 
     def push_pairs(self, indices: np.ndarray, values: np.ndarray, after: Sequence[Handle[Any]]) -> Handle[None]:
-        """Return a handle that pushes those of the pairs that the filter keeps; `indices` increase."""
+        """Return a handle of the library that pushes the pairs that the filter keeps; `indices` increase."""
         if self.keep is not None:
             indices, values = self._filtered(indices, values, self.keep)
 
@@ -190,7 +191,7 @@ class Client:
         return Handle(after, start, f"push of {indices.size} indices")
 
     def _filtered(self, indices: np.ndarray, values: np.ndarray, keep: Filter) -> tuple[np.ndarray, np.ndarray]:
-        """Add `values` to what is carried; return the pairs that the filter sends now, and carry the others."""
+        """Add `values` to what the library's client carries; return the pairs that its filter sends now."""
         self.carried[indices] += values
         kept = np.asarray(keep(indices, self.carried[indices]), bool)
         sent = indices[kept]
@@ -201,6 +202,7 @@ class Client:
     def _send(
         self, handle: Handle[Any], shard: Shard, values: np.ndarray, first: int = 0, indices: np.ndarray | None = None
     ) -> None:
+        """Queue the message of the library with `values` of `shard`, and remember it until its acknowledgement."""
         self.sequence += 1
         message = RangeMessage(
             client=self,
@@ -216,7 +218,7 @@ class Client:
     def pull_range(
         self, offset: int, count: int, into: np.ndarray | None, after: Sequence[Handle[Any]]
     ) -> Handle[np.ndarray]:
-        """Return a handle that reads `count` parameters from `offset` into `into`, or into a new array."""
+        """Return a handle of the library that reads `count` parameters from `offset` into `into`, or a new array."""
 
         def start(handle: Handle[Any]) -> None:
             self.transfers.read_range(handle, self._start_read(handle, count, into), offset)
@@ -226,7 +228,7 @@ class Client:
     def pull_indices(
         self, indices: np.ndarray, into: np.ndarray | None, after: Sequence[Handle[Any]]
     ) -> Handle[np.ndarray]:
-        """Return a handle that reads the parameters at `indices` into `into`, or into a new array."""
+        """Return a handle of the library that reads the parameters at `indices` into `into`, or a new array."""
 
         def start(handle: Handle[Any]) -> None:
             self.transfers.read_indices(handle, self._start_read(handle, indices.size, into), indices)
@@ -234,7 +236,7 @@ class Client:
         return Handle(after, start, f"pull of {indices.size} indices")
 
     def _start_read(self, handle: Handle[Any], count: int, into: np.ndarray | None) -> np.ndarray:
-        """Note that `handle` is under way; return the array that it reads into."""
+        """Note that the pull of `handle` is under way; return the array that the library reads into."""
         values = np.empty(count, np.float32) if into is None else into
         handle.values = values
         handle.pending = 1
@@ -247,7 +249,7 @@ class Client:
         return values
 
     def step(self) -> None:
-        """Start what has become ready, send what has a slot, and complete the pulls that have arrived."""
+        """Start the library's ready pushes and pulls, send what has a slot, and complete the pulls that arrived."""
         self.waiting = [handle for handle in self.waiting if not self.start_ready(handle)]
         for sender in self.transfers.ring_senders.values():
             sender.step()
@@ -259,7 +261,7 @@ class Client:
             handle.gathers = []
 
     def abandon(self) -> list[object]:
-        """Keep the messages that are not acknowledged, in the order of pushes; return the transfers under way."""
+        """Keep the library's messages that are not acknowledged, in push order; return the transfers under way."""
         senders = list(self.transfers.ring_senders.values())
         self.transfers.ring_senders = {}
         sent = [message for sender in senders for message in (*sender.sent, *sender.waiting)]
@@ -267,7 +269,7 @@ class Client:
         return [*senders, *(request for handle in self.reading for request in handle.requests)]
 
     def resume(self) -> None:
-        """Send again what was not acknowledged, under the numbers it had, and start the pulls again."""
+        """Send the library's messages that were not acknowledged again, with their numbers; start pulls again."""
         for message in self.unacknowledged:
             self.transfers.ring_sender(message.shard).waiting.append(message)
         self.unacknowledged = []

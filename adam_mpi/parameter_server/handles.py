@@ -24,7 +24,7 @@ class Gather:
     positions: np.ndarray
 
     def copy(self) -> None:
-        """Copy the picked values from `source` to their positions in `into`."""
+        """Copy the values that a pull picks from `source` to their positions in `into`."""
         self.into[self.positions] = self.source[self.picked]
 
 
@@ -72,12 +72,12 @@ class Handle(Generic[V]):
 
     @property
     def done(self) -> bool:
-        """Return whether the push is applied on all copies, or the pull has all its values."""
+        """Return whether the push of the handle is applied on all copies, or the pull has all its values."""
         return self.pending == 0
 
     @property
     def ready(self) -> bool:
-        """Return whether the push or pull may start: all handles in `after` are done."""
+        """Return whether the push or pull of the handle may start: all handles in `after` are done."""
         return all(handle.done for handle in self.after)
 
 
@@ -123,14 +123,14 @@ class RangeMessage:
         return header
 
     def _note_refusal(self) -> None:
-        """Record in the handle that a server will refuse this message, because a value is a NaN or an infinity."""
+        """Record in the push's handle that a server will refuse this message: a value is a NaN or an infinity."""
         places = self.first + np.arange(self.values.size) if self.indices is None else self.indices
         where = self.shard.start + int(places[~np.isfinite(self.values)][0])
         span = f"{self.shard.start + int(places[0])} to {self.shard.start + int(places[-1])}"
         self.handle.refused = f"{self.handle.what}: NaN or infinity at parameter {where}; nothing of {span} was applied"
 
     def batches(self) -> np.ndarray:
-        """Return the batches that the message stands for: none, because the library knows no data ranks."""
+        """Return the batches of a message of the parameter server library: none, as it knows no data ranks."""
         return np.empty(0, np.int64)
 
     def acknowledge(self) -> None:

@@ -40,7 +40,7 @@ class Membership:
     channel: ControlChannel
 
     def __init__(self, size: int, seconds: float, client: Client) -> None:
-        """Belong to no generation yet; `_open` enters the first one."""
+        """Belong to no generation of the parameter server yet; `_open_generation` enters the first one."""
         self.size = size
         self.seconds = seconds
         self._client = client
@@ -52,11 +52,11 @@ class Membership:
 
     @property
     def client(self) -> bool:
-        """Return whether this rank may push and pull."""
+        """Return whether this member of the parameter server may push and pull."""
         return "worker" in self.world.place.roles
 
-    def _open(self, world: World, settled: RecoveryPlan | None = None) -> None:
-        """Plan and make the windows and roles of this rank in `world`, the first one or the next; collective."""
+    def _open_generation(self, world: World, settled: RecoveryPlan | None = None) -> None:
+        """Open a generation of the parameter server: make this rank's windows and roles in `world`; collective."""
         config = world.config
         layout = world.layout
         tensor = Tensor("parameters/values", "parameters", (self.size,), 0, self.size)
@@ -69,11 +69,11 @@ class Membership:
         self.channel = self.generation.channel
         self.windows = self.generation.windows
         if "server" in world.place.roles:
-            self._open_server(settled)
+            self._open_server_role(settled)
         self._client.transfers = Transfers(self.generation, self.client)
 
-    def _open_server(self, settled: RecoveryPlan | None) -> None:
-        """Make the server role of this rank, or take it into this generation."""
+    def _open_server_role(self, settled: RecoveryPlan | None) -> None:
+        """Make the server role of this member of the library, or take it into this generation."""
         if self.server is None or settled is None:
             self.server = Server(self.generation, 0)
         else:
@@ -81,19 +81,19 @@ class Membership:
             self.server.rewind(Position.unpack(settled.position.pack()), None, 0)
             self.server.begin(self.generation, settled.clocks, settled.lacking)
 
-    def _meet(self, what: str) -> None:
-        """Wait until every rank has called this; collective."""
+    def _meet_members(self, what: str) -> None:
+        """Wait until every member of the parameter server has called this; collective."""
         self.world.wait(self.world.comm.Ibarrier().Test, what, self.seconds)
 
     def _receive(self) -> None:
-        """Handle the control messages of other ranks: note who has closed; raise JobEnded if one has raised."""
+        """Handle control messages of other members: note who has closed; raise JobEnded if one has raised."""
         for source, message in self.channel.receive():
             if isinstance(message, RankRaised):
                 raise JobEnded(message.text)
             self.left.add(self.world.layout.places[source].member)
 
     def _step(self) -> bool:
-        """Do one round of all that this rank has to do; return whether its server role had something to do."""
+        """Do one round of all that this member has to do; return whether its server role had something to do."""
         worked = self.server is not None and self.server.step()
         self._receive()
         self.world.check()
@@ -101,8 +101,8 @@ class Membership:
         self._client.step()
         return worked
 
-    def _until(self, done: Callable[[], bool], what: str) -> None:
-        """Step until `done`; raise Stall, with the servers that owe an answer, after `seconds`."""
+    def _step_until(self, done: Callable[[], bool], what: str) -> None:
+        """Step this member until `done`; raise Stall, with the servers that owe an answer, after `seconds`."""
         idle = Idle(self.world.config.cluster.poll)
         limit = time.monotonic() + self.seconds
         while not done():
@@ -114,8 +114,8 @@ class Membership:
                 raise Stall(f"{self.world.place} has waited seconds = {self.seconds:g} for {what}{whom}")
 
     def _leave(self) -> None:
-        """Complete everything, send the servers that this client has closed, and wait until every rank closes."""
-        self._until(lambda: self._client.idle, "pushes to be applied")
+        """Complete everything, send the servers that this member has closed, and wait until every rank closes."""
+        self._step_until(lambda: self._client.idle, "pushes to be applied")
         if self.client:
             # A rank that does both has no `serve` loop that waits for its own message.
             for rank in self.world.layout.servers:
@@ -123,7 +123,7 @@ class Membership:
                     self.channel.send(ClientClosed(), rank)
         barrier = self.world.comm.Ibarrier()
         try:
-            self._until(lambda: self.channel.idle and barrier.Test(), "all ranks to close")
+            self._step_until(lambda: self.channel.idle and barrier.Test(), "all ranks to close")
         except (RankFailure, MPI.Exception):
             # A rank that is lost after all have closed is not needed, and some have left already.
             if not self._completes(barrier):
@@ -140,14 +140,14 @@ class Membership:
                 time.sleep(1e-3)
         return False
 
-    def _free(self) -> None:
-        """Free the windows; after a loss they stay, because that is collective and would wait for the dead."""
+    def _free_windows(self) -> None:
+        """Free the windows of the parameter server; after a loss they stay, as that would wait for the dead."""
         shutdown.unregister(self)
         for window in self.windows if not self.world.broken else ():
             window.free()
 
-    def _survive(self, work: Callable[[], T]) -> T:
-        """Return what `work` returns; if a rank is lost meanwhile, call it again in the next generation."""
+    def _survive_loss(self, work: Callable[[], T]) -> T:
+        """Return what `work` returns; if a member is lost meanwhile, call it again in the next generation."""
         while True:
             try:
                 return work()
@@ -155,7 +155,7 @@ class Membership:
                 self._recover(failure)
 
     def _recover(self, failure: Exception) -> None:
-        """Enter the next generation without the lost ranks; raise RankFailure where MPI cannot survive a loss."""
+        """Enter the parameter server's next generation without the lost ranks; raise RankFailure if MPI cannot."""
         world = self.world
         world.broken = True
         if not world.survivable:
@@ -171,21 +171,21 @@ class Membership:
                     world = world.recover()
                     world.layout = keep_roles(world.layout, self.world.layout)
                     world.place = world.layout.places[world.rank]
-                    self._enter(world)
+                    self._enter_generation(world)
                     break
                 except (RankFailure, MPI.Exception):
                     self._abandon()
 
     def _abandon(self) -> None:
-        """Keep the memory that late transfers may still touch, and release what is older than they can be."""
+        """Keep memory of the parameter server that late transfers may touch, and release what is older."""
         transfers = [self.channel, *self._client.abandon(), *(self.server.transfers() if self.server else ())]
         for earlier in self.abandoned:
             if time.monotonic() - earlier.since > LATE_SECONDS:
                 earlier.forget()
         self.abandoned.append(Abandoned(self.windows, transfers))
 
-    def _enter(self, world: World) -> None:
-        """Begin the generation of `world` with what the ranks have, and continue pushes and pulls; collective."""
+    def _enter_generation(self, world: World) -> None:
+        """Begin the library's generation of `world` with what ranks have; continue pushes and pulls; collective."""
         states = gather(world.comm, self._export_state(world))
         if not world.layout.workers:
             # All clients are lost: there is nothing left to serve.
@@ -200,13 +200,13 @@ class Membership:
             settled = plan_recovery(states, world.layout, shards, world.config.server.copies, np.inf)
         except LostState as loss:
             raise LostState(f"{gone}; {loss}; the job ends") from None
-        self._open(world, settled)
-        self._meet("all ranks to continue")
+        self._open_generation(world, settled)
+        self._meet_members("all ranks to continue")
         world.started = True
         self._client.resume()
 
     def _export_state(self, world: World) -> RankState:
-        """Return what this rank brings into the next generation."""
+        """Return what this member of the parameter server brings into the next generation."""
         unacknowledged = len(self._client.unacknowledged)
         state = RankState(world.place.member, detected=time.time(), unacknowledged=unacknowledged)
         if self.server is not None:
@@ -215,7 +215,7 @@ class Membership:
 
 
 def arrange_roles(hosts: Sequence[str], servers: int) -> layouts.Layout:
-    """Return the layout in which the last `servers` ranks serve; a rank that is alone is client and server."""
+    """Return the layout of a parameter server: the last `servers` ranks serve; a lone rank is client and server."""
     clients = max(1, len(hosts) - servers)
     places = []
     for rank, host in enumerate(hosts):
@@ -234,7 +234,7 @@ def keep_roles(layout: layouts.Layout, before: layouts.Layout) -> layouts.Layout
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Restore the program's own signal handlers, which a new generation replaces."""
+    """Restore the program's own signal handlers, which a new generation of the library replaces."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield

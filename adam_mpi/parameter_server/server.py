@@ -134,10 +134,10 @@ class ParameterServer(Membership):
         if weights.size != size:
             raise UserError(f"initial has {weights.size} values: must have size = {size}")
         super().__init__(size, seconds, Client(size, filter))
-        self._open(World(comm, config, lambda hosts, _: arrange_roles(hosts, servers)))
+        self._open_generation(World(comm, config, lambda hosts, _: arrange_roles(hosts, servers)))
         if self.server is not None:
             self.server.start({"weights": weights})
-        self._meet("all ranks to start")
+        self._meet_members("all ranks to start")
         self.world.started = True
         shutdown.register(self)
 
@@ -147,13 +147,13 @@ class ParameterServer(Membership):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; after an exception end the job, because the other ranks would wait for this one."""
+        """Close the parameter server; after an exception end the job, as other ranks would wait for this one."""
         if error is None:
             self.close()
         elif self.world.comm.size > 1:
             shutdown.end_job(self.world, error)
         else:
-            self._free()
+            self._free_windows()
 
     def serve(self) -> bool:
         """Serve until every client has closed, on a server rank; return at once on a client.
@@ -181,7 +181,7 @@ class ParameterServer(Membership):
             return False
         idle = Idle("sleep")
         while not all(self.world.layout.places[rank].member in self.left for rank in self.world.layout.workers):
-            idle.back_off(self._survive(self._step))
+            idle.back_off(self._survive_loss(self._step))
         return True
 
     def push(
@@ -191,7 +191,7 @@ class ParameterServer(Membership):
         indices: ArrayLike | None = None,
         after: Sequence[Handle[Any]] = (),
     ) -> Handle[None]:
-        """Push values for parameters `offset`, `offset + 1`, ... or for those at `indices`.
+        """Push values to the parameter server for parameters `offset`, `offset + 1`, ... or for those at `indices`.
 
         Parameters
         ----------
@@ -243,7 +243,7 @@ class ParameterServer(Membership):
         after: Sequence[Handle[Any]] = (),
         into: np.ndarray | None = None,
     ) -> Handle[np.ndarray]:
-        """Read parameters from the servers: a range, or those at `indices`.
+        """Read parameters from the parameter server: a range, or those at `indices`.
 
         Parameters
         ----------
@@ -290,7 +290,7 @@ class ParameterServer(Membership):
         return self._begin(self._client.pull_range(offset, count, into, after))
 
     def wait(self, handle: Handle[V]) -> V:
-        """Wait until `handle` is done, and return what a pull has read.
+        """Wait until the parameter server has done `handle`, and return what a pull has read.
 
         Parameters
         ----------
@@ -322,7 +322,7 @@ class ParameterServer(Membership):
         push of 2 parameters from 0: NaN or infinity at parameter 1; nothing of 0 to 1 was applied
         """
         _check_thread()
-        self._survive(lambda: self._until(lambda: handle.done, handle.what))
+        self._survive_loss(lambda: self._step_until(lambda: handle.done, handle.what))
         if handle.refused:
             raise UserError(handle.refused)
         return cast(V, handle.values)
@@ -346,11 +346,11 @@ class ParameterServer(Membership):
         ...         pass  # compute something else
         """
         _check_thread()
-        self._survive(self._step)
+        self._survive_loss(self._step)
         return True
 
     def close(self) -> None:
-        """Complete all pushes and pulls, let the servers return from `serve`, and free the memory; collective.
+        """Complete all pushes and pulls, end the parameter server's `serve`, and free its memory; collective.
 
         A ``with`` block calls it at its end.
 
@@ -367,29 +367,29 @@ class ParameterServer(Membership):
         >>> server.close()
         """
         _check_thread()
-        self._survive(self._leave)
-        self._free()
+        self._survive_loss(self._leave)
+        self._free_windows()
 
     @property
     def idle(self) -> bool:
-        """Return whether every push and pull of this rank is done."""
+        """Return whether every push and pull of this rank to the parameter server is done."""
         return self._client.idle
 
     def _begin(self, handle: Handle[V]) -> Handle[V]:
-        """Start `handle` now, or as soon as those before it are done; return it."""
-        if not self._survive(partial(self._client.start_ready, handle)):
+        """Start the push or pull of `handle` now, or as soon as those before it are done; return it."""
+        if not self._survive_loss(partial(self._client.start_ready, handle)):
             self._client.waiting.append(handle)
         return handle
 
 
 def _check_thread(what: str = "used") -> None:
-    """Raise UserError unless the calling thread is the main thread."""
+    """Raise UserError unless the thread that calls the parameter server is the main thread."""
     thread = threading.current_thread()
     if thread is not threading.main_thread():
         raise UserError(f"{what} in thread {thread.name}: it belongs to the main thread")
 
 
 def _check_into(into: np.ndarray | None, count: int) -> None:
-    """Raise UserError unless `count` parameters can be read into `into`."""
+    """Raise UserError unless `count` parameters of a pull can be read into `into`."""
     if into is not None and (into.dtype != np.float32 or into.shape != (count,) or not into.flags.c_contiguous):
         raise UserError(f"into: {into.dtype} of shape {into.shape}: must be {count} float32 without gaps")

@@ -52,7 +52,7 @@ _watch = ExitWatch()
 
 
 def register(server: Open) -> None:
-    """End the job if this process fails or exits before `unregister(server)`."""
+    """End the job if this process fails or exits before `unregister(server)` of its parameter server."""
     if not _watch.installed:
         _watch.installed = True
         atexit.register(_at_exit)
@@ -61,14 +61,14 @@ def register(server: Open) -> None:
 
 
 def unregister(server: Open) -> None:
-    """Let this process fail or exit without ending the job: no rank waits for `server` any more."""
+    """Let this process fail or exit without ending the job: no rank waits for parameter `server` any more."""
     if server in _watch.open:
         _watch.open.remove(server)
     _watch.broken |= server.world.broken
 
 
 def _uncaught(before: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End the job if a server is open; else call `before`, the hook that this one replaces."""
+    """End the job if a parameter server is open; else call `before`, the hook that this one replaces."""
     _watch.code = 1
     if _watch.open:
         end_job(_watch.open[-1].world, error.with_traceback(trace))
@@ -77,7 +77,7 @@ def _uncaught(before: Hook, kind: type[BaseException], error: BaseException, tra
 
 
 def _at_exit() -> None:
-    """End the job if a server is open; skip MPI_Finalize where it would wait for dead or missing ranks."""
+    """End the job if a parameter server is open; skip MPI_Finalize where it would wait for dead or missing ranks."""
     if _watch.open:
         world = _watch.open[-1].world
         _end_process(world, f"{world.place} left without close(); the job ends", notify=True)
@@ -86,7 +86,7 @@ def _at_exit() -> None:
 
 
 def end_job(world: World, error: BaseException) -> None:
-    """Print what ends the job, and end it on all ranks; a rank that is alone only prints."""
+    """Print what ends a job with a parameter server, and end it on all ranks; a rank that is alone only prints."""
     if isinstance(error, JobEnded):
         # The rank that raised has printed it.
         _end_process(world, "", notify=False)
@@ -99,7 +99,7 @@ def end_job(world: World, error: BaseException) -> None:
 
 
 def _end_process(world: World, text: str, notify: bool) -> None:
-    """Print `text` and end this process, and with it the job; `notify` the other ranks of the reason first."""
+    """Print `text` and end this process of a parameter server; `notify` the other ranks of the reason first."""
     if text:
         print(f"adam_mpi: {text}", file=sys.stderr, flush=True)
     if MPI.Is_finalized() or world.comm.size == 1:
@@ -116,7 +116,7 @@ def _end_process(world: World, text: str, notify: bool) -> None:
 
 
 def _send_to_all(world: World, text: str) -> None:
-    """Send `text` to all other ranks, and wait up to SEND_SECONDS until they have received it."""
+    """Send the reason `text` of the end to all other ranks, and wait up to SEND_SECONDS for their receipt."""
     body = np.frombuffer(encode_message(RankRaised(text)), np.uint8)
     under_way = [world.control.Issend(body, rank) for rank in range(world.comm.size) if rank != world.rank]
     limit = time.monotonic() + SEND_SECONDS
@@ -126,7 +126,7 @@ def _send_to_all(world: World, text: str) -> None:
 
 
 def _exit_now(code: int) -> NoReturn:
-    """End this process without MPI_Finalize."""
+    """End this process of a parameter server without MPI_Finalize."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -134,7 +134,7 @@ def _exit_now(code: int) -> NoReturn:
 
 @contextmanager
 def deadline(world: World, seconds: float) -> Iterator[None]:
-    """End the process if a block that waits inside MPI for all surviving ranks takes longer than `seconds`."""
+    """End the process if a block that waits inside MPI for survivors of a loss takes longer than `seconds`."""
 
     def expire() -> None:
         print(

@@ -18,7 +18,7 @@ from adam_mpi.worker.velocity import keeps_velocity
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:
-    """Return the bytes of a data rank: the cache, a label and an index per image, and the batches ahead."""
+    """Return the bytes of memory of a data rank: the cache, a label and an index per image, and the batches ahead."""
     images = description.train + description.validation + description.test
     pixels = sum(field.size for field in description.fields if field.role == INPUT)
     ahead = max(AHEAD * len(layout.workers) * config.train.batch, 2 * GROUP) * pixels
@@ -28,7 +28,7 @@ def data(config: Config, layout: Layout, description: Description) -> int:
 def worker(
     config: Config, description: Description, net: Network, memory_layout: MemoryLayout, captured: Sequence[str]
 ) -> int:
-    """Return the bytes of a worker.
+    """Return the bytes of memory of a worker.
 
     It holds local weights, the weights of a pull, gradient buffers with their factors, and a gradient and a context per
     thread; without strips also a copy of the pulled weights, and two copies of the weights for each of several threads.
@@ -52,7 +52,7 @@ def worker(
 
 
 def served(config: Config, memory_layout: MemoryLayout, server: int, survivable: bool = True) -> int:
-    """Return the bytes of weights, optimizer state and average that the rank `server` serves or has copies of.
+    """Return the bytes of memory for weights, optimizer state and average that the rank `server` serves or copies.
 
     In synchronous training there are two of each if the loss of a rank is `survivable`: the last step may be undone.
     Where steps are clipped, there is a gradient of what it serves.
@@ -65,7 +65,7 @@ def served(config: Config, memory_layout: MemoryLayout, server: int, survivable:
 
 
 def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True) -> int:
-    """Return the bytes of the largest server: what it serves, that once more for a snapshot, and its mailboxes."""
+    """Return the bytes of memory of the largest server: what it serves, the same for a snapshot, and its mailboxes."""
     each = _bytes_per_parameter(memory_layout)
     largest = max(
         served(config, memory_layout, server, survivable) + each * memory_layout.size(server)
@@ -75,5 +75,5 @@ def server(config: Config, memory_layout: MemoryLayout, survivable: bool = True)
 
 
 def _bytes_per_parameter(memory_layout: MemoryLayout) -> int:
-    """Return the bytes of a parameter in a copy: weight, optimizer state, and the average where one is kept."""
+    """Return the bytes of memory of a parameter in a copy: weight, optimizer state, and average if there is one."""
     return (1 + len(memory_layout.states)) * WIDTHS["weights"] + WIDTHS["ema"] * ("ema" in memory_layout.regions)

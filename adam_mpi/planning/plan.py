@@ -30,7 +30,7 @@ from adam_mpi.worker import thread_weights
 
 
 def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> int:
-    """Return the strips of a replica: as configured, or as few as let each working set fit the last-level cache."""
+    """Return the planned strips of a replica: as configured, or as few as let working sets fit the last-level cache."""
     if config.layout.partitions:
         return config.layout.partitions
     cache = max(machine.caches().values(), default=0)
@@ -40,7 +40,7 @@ def partitions(config: Config, shapes: tuple[LayerShape, ...], ranks: int) -> in
 
 
 def model(config: Config, description: Description) -> tuple[LayerShape, ...]:
-    """Return the layers of the configured network on the data set of `description`."""
+    """Return the planned layers of the configured network on the data set of `description`."""
     graph = not configured.is_stack(config.model)
     _check_fields(description, graph)
     return configured.infer(
@@ -73,7 +73,7 @@ def _check_fields(description: Description, graph: bool) -> None:
 
 
 def metrics(config: Config, description: Description) -> MetricSet:
-    """Return the metrics of the job; raise UserError for those that its targets do not have."""
+    """Return the planned metrics of the job; raise UserError for those that its targets do not have."""
     train = config.train
     return choose_metrics(
         train.metrics, train.monitor, train.monitor_mode, kind=description.target.kind, outputs=description.classes
@@ -88,7 +88,7 @@ def network(
     choices: dict | None = None,
     strip: Strip | None = None,
 ) -> Network:
-    """Return the network as configured, for the inputs of `description`."""
+    """Return the planned network as configured, for the inputs of `description`."""
     images = config.train.batch
     if strip is not None:
         images = parts.largest_part(images, *parts.most_parts(config.worker.in_flight, strip.ranks))
@@ -106,7 +106,7 @@ def network(
 
 
 def largest_network(config: Config, description: Description, cut: Partition, captured: Sequence[str]) -> Network:
-    """Return the network of the strip that needs the most memory."""
+    """Return the planned network of the strip that needs the most memory."""
     strip = max(cut.strips, key=lambda strip: strip.bytes(config.train.batch))
     return network(config, description, strip.shapes, captured, strip=strip if len(cut) > 1 else None)
 
@@ -114,7 +114,7 @@ def largest_network(config: Config, description: Description, cut: Partition, ca
 def check_memory(
     config: Config, description: Description, shapes: tuple[LayerShape, ...], layout: Layout, survivable: bool = True
 ) -> None:
-    """Raise a UserError for a job that needs more than `layout.memory`; it says how many strips or servers fit.
+    """Raise a UserError for a planned job that needs more than `layout.memory`, with the strips or servers that fit.
 
     `survivable`: whether training continues when a rank is lost; servers need memory for that.
     """
@@ -142,7 +142,7 @@ def check_memory(
 def _too_few_strips(
     limit: int, worker_bytes: Callable[[int], int], strips: int, shapes: tuple[LayerShape, ...], scheme: str
 ) -> str:
-    """Return the error of a worker that needs more than `limit` with this number of `strips`."""
+    """Return the error of a planned worker that needs more than `limit` with this number of `strips`."""
     candidates = range(strips, largest_strip_count(shapes, scheme) + 1)
     least = bisect_left(candidates, True, key=lambda strips: worker_bytes(strips) <= limit)
     advice = "no number of strips helps: allow more, or lower worker.in_flight or train.batch"
@@ -158,7 +158,7 @@ def _too_few_strips(
 
 
 def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> str:
-    """Return the error of a server that needs `needed` bytes, more than `limit`."""
+    """Return the error of a planned server that needs `needed` bytes, more than `limit`."""
     count = len(memory_layout.servers)
     # Mailboxes do not become smaller with more servers.
     fixed = memory_layout.mailbox_bytes + memory_layout.replication_bytes
@@ -174,7 +174,7 @@ def _too_few_servers(limit: int, needed: int, memory_layout: MemoryLayout) -> st
 def plan_memory_layout(
     config: Config, cut: Partition, layout: Layout, replicas: int = 0, holders: Sequence[tuple[int, ...]] = ()
 ) -> MemoryLayout:
-    """Return the memory layout of the servers.
+    """Return the planned memory layout of the servers.
 
     `replicas`: how many the job began with; `holders`: shard -> the ranks that hold it, unless hashing places it.
     """
@@ -238,7 +238,7 @@ def plan_job(config: Config, ranks: int, hosts: str | None, images: str | None =
 
 
 def _parse_hosts(ranks: int, hosts: str | None) -> list[str]:
-    """Return a host name per rank, from "4x16": four hosts with room for sixteen ranks each."""
+    """Return a host name per rank for the command `plan`, from "4x16": four hosts with sixteen ranks each."""
     if hosts is None:
         return ["localhost"] * ranks
     count, _, room = hosts.partition("x")
@@ -248,7 +248,7 @@ def _parse_hosts(ranks: int, hosts: str | None) -> list[str]:
 
 
 def _parse_images(images: str) -> Description:
-    """Return a data set of which only the images' shape and the number of classes are known."""
+    """Return a data set for the command `plan`, of which only image shape and number of classes are known."""
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+):(\d+)", images)
     if found is None or 0 in (numbers := [int(text) for text in found.groups()]):
         raise UserError(f"--images {images}: expected CHANNELSxROWSxCOLUMNS:CLASSES, e.g. 3x256x256:1000")

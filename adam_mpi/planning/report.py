@@ -28,14 +28,15 @@ def plan_text(config: Config, ranks: int, hosts: str | None, images: str | None 
 
 def format_plan(plan: JobPlan) -> str:
     """Return `plan` as text, one paragraph per subject."""
-    sections = [_roles(plan), _layer_lines(plan.shapes)]
+    sections = [_role_lines(plan), _layer_lines(plan.shapes)]
     if len(plan.partition) > 1:
         sections.append(_strip_lines(plan))
-    sections += [_parameters(plan), _memory_lines(plan), _working_set(plan.network)]
+    sections += [_parameter_lines(plan), _memory_lines(plan), _working_set_lines(plan.network)]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
-def _roles(plan: JobPlan) -> Iterator[str]:
+def _role_lines(plan: JobPlan) -> Iterator[str]:
+    """Yield the planned role of each rank as text."""
     layout = plan.layout
     survived = layout.survives(plan.config.server.copies)
     yield (
@@ -52,6 +53,7 @@ def _roles(plan: JobPlan) -> Iterator[str]:
 
 
 def _layer_lines(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
+    """Yield the table of the planned layers, as text."""
     yield f"{'layer':10} {'output':>14} {'parameters':>12} {'connections':>13}"
     for shape in shapes:
         output = "x".join(map(str, shape.output))
@@ -61,7 +63,8 @@ def _layer_lines(shapes: tuple[LayerShape, ...]) -> Iterator[str]:
     yield f"{'total':10} {'':14} {total:12,} {connections:13,}"
 
 
-def _parameters(plan: JobPlan) -> Iterator[str]:
+def _parameter_lines(plan: JobPlan) -> Iterator[str]:
+    """Yield the planned shards of each server and the sizes of pushes, as text."""
     memory_layout = plan.memory_layout
     yield f"{len(memory_layout.shards)} shards on {len(memory_layout.servers)} servers"
     for server, held in [pair for pair in memory_layout.served.items() if pair[1]][:MOST_ROWS]:
@@ -80,17 +83,17 @@ def _parameters(plan: JobPlan) -> Iterator[str]:
 
 
 def _strip_lines(plan: JobPlan) -> Iterator[str]:
-    """Yield what each strip of a replica owns, computes, and sends to the others."""
+    """Yield the text of what each planned strip of a replica owns, computes, and sends to the others."""
     cut = plan.partition
     if cut.hybrid:
-        yield from _hybrid(plan.config, cut)
+        yield from _hybrid_lines(plan.config, cut)
     else:
         yield f"{len(cut)} strips: the columns or units that each owns of a layer's output, and its halo, left+right"
     for index, shape in enumerate(cut.shapes):
         exchange = cut.exchanges.get(index)
         if cut.strips[0].shapes[index].extent is None:
             continue
-        owned = [f"{a}-{b - 1}{_halo(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
+        owned = [f"{a}-{b - 1}{_halo_columns(exchange, number)}" for number, (a, b) in enumerate(cut.owned[index])]
         yield f"  {shape.name:10} {'  '.join(owned)}"
     if first := _border_first(plan.network):
         yield f"  border columns first, the others while those are on their way: before {', '.join(first)}"
@@ -98,7 +101,7 @@ def _strip_lines(plan: JobPlan) -> Iterator[str]:
 
 
 def _strip_sizes(plan: JobPlan) -> Iterator[str]:
-    """Yield a table of the strips with their parameters, work, traffic and working set."""
+    """Yield a table of the planned strips with their parameters, work, traffic and working set, as text."""
     cache = max(machine.caches().values(), default=0)
     yield f"{'strip':>7} {'image':>9} {'parameters':>14} {'GFLOP/image':>12} {'sent/image':>11} {'working set':>12}"
     for strip in plan.partition.strips:
@@ -118,7 +121,7 @@ def _strip_sizes(plan: JobPlan) -> Iterator[str]:
 
 
 def _border_first(net: Network) -> list[str]:
-    """Return the layers whose halo is sent before all columns of their input are computed."""
+    """Return the layers for the plan's text whose halo is sent before all columns of their input are computed."""
     if net.program is None:
         return []
     parts = pairwise(net.program.parts)
@@ -126,8 +129,8 @@ def _border_first(net: Network) -> list[str]:
     return [net.program.crossings[port.exchange].exchange.layer for port in ports]
 
 
-def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
-    """Yield how the ranks of a hybrid replica share a batch."""
+def _hybrid_lines(config: Config, cut: Partition) -> Iterator[str]:
+    """Yield the text of how the ranks of a planned hybrid replica share a batch."""
     first = next(shape.name for shape in cut.shapes if isinstance(shape.layer, Dense))
     rounds = parts.count_parts(config.train.batch, *parts.most_parts(1, len(cut)))
     images = -(-config.train.batch // len(cut))
@@ -135,8 +138,8 @@ def _hybrid(config: Config, cut: Partition) -> Iterator[str]:
     yield "  then the units that each owns of a layer's output, and how many of its input come from the others"
 
 
-def _halo(exchange: Exchange | None, strip: int) -> str:
-    """Return how many columns of a layer's input `strip` needs beyond those that it owns, left and right."""
+def _halo_columns(exchange: Exchange | None, strip: int) -> str:
+    """Return for the plan's text how many columns `strip` needs beyond its own of a layer's input, left and right."""
     if exchange is None or isinstance(exchange, Assembly):
         return ""
     a, b = exchange.owned[strip]
@@ -145,6 +148,7 @@ def _halo(exchange: Exchange | None, strip: int) -> str:
 
 
 def _memory_lines(plan: JobPlan) -> Iterator[str]:
+    """Yield the planned memory of each role, as text."""
     config = plan.config
     memory_layout = plan.memory_layout
     largest = max(memory_layout.servers, key=memory_layout.size)
@@ -163,8 +167,8 @@ def _memory_lines(plan: JobPlan) -> Iterator[str]:
     )
 
 
-def _working_set(network: Network) -> Iterator[str]:
-    """Yield what a trainer thread reads and writes in every batch, and the caches of this machine."""
+def _working_set_lines(network: Network) -> Iterator[str]:
+    """Yield the text of what a planned trainer thread reads and writes per batch, and this machine's caches."""
     weights = 4 * parameters.total(network.shapes)
     apart = f" ({format_bytes(4 * network.program.unshared_floats)} if none shared memory)" if network.program else ""
     yield f"working set of a trainer thread: {format_bytes(2 * weights + network.bytes)}"

@@ -10,7 +10,7 @@ from adam_mpi.sweep.jobs import ABOUT
 
 
 def write_report(paths: Sequence[Path], output: Path) -> str:
-    """Write the page about the runs at `paths` to `output`; return a line about it."""
+    """Write the HTML report about the runs at `paths` to `output`; return a line about it."""
     if not output.parent.is_dir():
         raise UserError(f"report -o {output}: there is no folder {output.parent}; make it, or give another file")
     paths = [run for path in paths for run in _runs(path)]
@@ -35,7 +35,7 @@ def write_report(paths: Sequence[Path], output: Path) -> str:
 
 
 def _runs(path: Path) -> list[Path]:
-    """Return `path` itself, or the runs of a sweep's folder that have finished an epoch."""
+    """Return `path` itself as a run to report, or the runs of a sweep's folder that have finished an epoch."""
     if (path / "config.toml").exists() or not (path / ABOUT).exists():
         return [path]
     found = sorted(file.parent for file in path.glob("*/summary.json") if (file.parent / "metrics.jsonl").exists())
@@ -45,7 +45,7 @@ def _runs(path: Path) -> list[Path]:
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """Return names of the runs: those of their folders, or whole paths where two folders have the same name."""
+    """Return the runs' names in the report: those of their folders, or paths where two folders have the same name."""
     short = [path.resolve().name for path in paths]
     if len({path.resolve() for path in paths}) < len(paths):
         raise UserError(f"report {' '.join(map(str, paths))}: a run is given twice")
@@ -53,5 +53,5 @@ def names(paths: Sequence[Path]) -> list[str]:
 
 
 def _suffix(runs: Sequence[Run], run: Run) -> str:
-    """Return the end of a title about one of `runs`: its name, if there are several."""
+    """Return the end of a report section's title about one of `runs`: its name, if there are several."""
     return f": {run.name}" if len(runs) > 1 else ""

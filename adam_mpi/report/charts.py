@@ -34,14 +34,14 @@ Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 
 
 def draw_chart(alt: str, size: tuple[float, float], paint: Callable[[Figure], None], kind: str = "svg") -> str:
-    """Return an `<img>` of `size` inches that `paint` draws."""
+    """Return the `<img>` of a chart of `size` inches that `paint` draws."""
     mime = "image/svg+xml" if kind == "svg" else "image/png"
     data = base64.b64encode(render(size, paint, kind)).decode()
     return f'<img alt="{escape(alt)}" src="data:{mime};base64,{data}">'
 
 
 def render(size: tuple[float, float], paint: Callable[[Figure], None], kind: str) -> bytes:
-    """Return a file of format `kind` with a figure of `size` inches that `paint` draws."""
+    """Return a chart as a file of format `kind`, a figure of `size` inches that `paint` draws."""
     with rc_context(STYLE):
         figure = Figure(figsize=size, layout="constrained")
         paint(figure)
@@ -51,7 +51,7 @@ def render(size: tuple[float, float], paint: Callable[[Figure], None], kind: str
 
 
 def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: Sequence[str] = ()) -> str:
-    """Draw a curve for each of `series`; those in `dots` have a dot at each value."""
+    """Draw a chart with a curve for each of `series`; those in `dots` have a dot at each value."""
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
@@ -69,7 +69,7 @@ def lines(title: str, series: Series, x: str, y: str, log: bool = False, dots: S
 
 
 def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked: bool = False) -> str:
-    """Draw bars of the heights in `series`, by series and name, beside each other or `stacked`."""
+    """Draw a chart with bars of the heights in `series`, by series and name, side by side or `stacked`."""
     names = list(dict.fromkeys(name for heights in series.values() for name in heights))
 
     def paint(figure: Figure) -> None:
@@ -81,7 +81,7 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked:
             shift = 0.0 if stacked else (index - (len(series) - 1) / 2) * width
             axes.bar(np.arange(len(names)) + shift, values, width, bottom=base if stacked else None, label=label)
             base = base + values
-        _label(axes, names)
+        _label_bars(axes, names)
         axes.set(title=title, ylabel=y)
         axes.margins(y=0.3)  # room for the legend
         axes.legend(loc="upper left", ncols=2, fontsize=8)
@@ -89,8 +89,8 @@ def bars(title: str, series: Mapping[str, Mapping[str, float]], y: str, stacked:
     return draw_chart(title, (5.2, 3.2), paint)
 
 
-def _label(axes: Axes, names: Sequence[str]) -> None:
-    """Write names under the bars, as many as there is room for."""
+def _label_bars(axes: Axes, names: Sequence[str]) -> None:
+    """Write names under the bars of a chart, as many as there is room for."""
     every = max(1, len(names) // 24)
     places = range(0, len(names), every)
     long = max((len(name) for name in names), default=0) * len(names) / every > 60
@@ -128,7 +128,7 @@ def matrix(title: str, counts: np.ndarray, names: Sequence[str]) -> str:
 
 
 def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: int = 10) -> str:
-    """Draw `images` (count, channels, rows, columns), each with a caption if there are `captions`."""
+    """Draw `images` (count, channels, rows, columns) for the report, each with a caption if there are `captions`."""
     rows = -(-len(images) // columns)
 
     def paint(figure: Figure) -> None:
@@ -143,12 +143,12 @@ def gallery(title: str, images: np.ndarray, captions: Sequence[str], columns: in
 
 
 def activations(layers: Mapping[str, np.ndarray]) -> bytes:
-    """Return a PNG with a row for each layer: its channels side by side, or its units as squares in lines."""
+    """Draw layer outputs as a PNG with a row for each layer: channels side by side, or units in lines."""
 
     def paint(figure: Figure) -> None:
         rows = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
         for axes, (name, channels) in zip(rows, layers.items(), strict=True):
-            axes.imshow(_row(channels.astype(np.float32)), cmap="viridis", interpolation="nearest")
+            axes.imshow(_row_of_channels(channels.astype(np.float32)), cmap="viridis", interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.grid(visible=False)
             axes.set_ylabel(name, rotation=0, ha="right", va="center")
@@ -156,8 +156,8 @@ def activations(layers: Mapping[str, np.ndarray]) -> bytes:
     return render((12.0, 0.95 * len(layers)), paint, "png")
 
 
-def _row(channels: np.ndarray) -> np.ndarray:
-    """Return the channels of one layer side by side, with a blank column between two; units in lines."""
+def _row_of_channels(channels: np.ndarray) -> np.ndarray:
+    """Return the channels of one layer to draw side by side, with a blank column between; units in lines."""
     if channels[0].size == 1:
         width = min(UNITS, len(channels))
         return np.append(channels, np.full(-len(channels) % width, np.nan)).reshape(-1, width)
@@ -166,7 +166,7 @@ def _row(channels: np.ndarray) -> np.ndarray:
 
 
 def picture(image: np.ndarray) -> np.ndarray:
-    """Return an image (channels, rows, columns) as gray levels, or colors if it has three channels, from 0 to 1."""
+    """Return an image (channels, rows, columns) to draw: gray levels or colors from 0 to 1."""
     image = image.astype(np.float32)
     low = np.nanmin(image)
     high = np.nanmax(image)

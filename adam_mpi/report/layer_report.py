@@ -15,7 +15,7 @@ BINS = 24
 
 
 def layer_table(model: Trained) -> Iterator[str]:
-    """Yield the shapes of each layer, and statistics and a histogram of each of its tensors."""
+    """Yield the shapes of each layer for `inspect --layers`, with statistics and a histogram of each tensor."""
     yield f"{'layer':12}{'input':>14}{'output':>14}{'parameters':>12}"
     for shape in model.shapes:
         sizes = f"{_shape_text(shape.input):>14}{_shape_text(shape.output):>14}"
@@ -26,12 +26,12 @@ def layer_table(model: Trained) -> Iterator[str]:
 
 
 def _shape_text(sizes: tuple[int, ...]) -> str:
-    """Return a shape as text, such as "4x24x24"."""
+    """Return a layer's shape as text for `inspect --layers`, such as "4x24x24"."""
     return "x".join(map(str, sizes))
 
 
 def statistics(values: np.ndarray) -> str:
-    """Return mean, deviation, range, zeros and a histogram of `values` as one line."""
+    """Return mean, deviation, range, zeros and a histogram of a layer's `values` as one line."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return f"none of {values.size} values is finite"
@@ -45,7 +45,7 @@ def statistics(values: np.ndarray) -> str:
 
 
 def image(model: Trained, file: Path, output: Path) -> str:
-    """Draw the outputs of each layer for the image in `file` to `output`; return the predicted classes as text."""
+    """Draw the outputs of each layer for the image in `file` to `output`, for `inspect --image`; return its class."""
     from adam_mpi.report.charts import activations
 
     names, images, _ = read_images(model, file)

@@ -26,24 +26,24 @@ class Run:
     metrics: list[dict[str, Any]]
 
     def lines(self, part: str = "train", done: bool = False) -> list[dict[str, Any]]:
-        """Return the metrics of one part of the data; if `done`, only those at the ends of phases."""
+        """Return the metrics of one part of the data of a reported run; if `done`, only at the ends of phases."""
         return [line for line in self.metrics if line["part"] == part and (line["done"] or not done)]
 
     @property
     def monitor(self) -> Monitor:
-        """Return the monitored figure."""
+        """Return the monitored figure of the reported run."""
         return read_monitor(self.summary)
 
     @property
     def strips(self) -> dict[str, str]:
-        """Return rank of each worker -> "replica.strip"; empty where the job has left no status."""
+        """Return the strip of each worker of the reported run, rank -> "replica.strip"; empty without a status."""
         file = self.path / "status.json"
         rows = json.loads(file.read_text())["ranks"] if file.exists() else []
         return {str(row["rank"]): f"{row['replica']}.{row['strip']}" for row in rows if row["role"] == "worker"}
 
 
 def read_run(path: Path, name: str) -> Run:
-    """Return the run in a directory, under `name`; raise UserError if it has not finished an epoch."""
+    """Return the data of the run to report in a directory, under `name`; raise UserError without an epoch."""
     summary = path / "summary.json"
     for file in (path / "config.toml", summary, path / "metrics.jsonl"):
         if not file.exists():
@@ -72,7 +72,7 @@ class Evaluated:
 
 
 def evaluate_run(model: Trained, worst: int) -> Evaluated:
-    """Evaluate `model` on its test images, and keep the `worst` of them; raise UserError without a data set."""
+    """Evaluate `model` on test images for the report, and keep the `worst`; raise UserError without data."""
     data = open_set(model.config.data)
     if data.target.kind != CLASSES:
         raise UserError(f"targets are {data.target.kind}, not classes")

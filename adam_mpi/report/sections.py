@@ -13,7 +13,7 @@ from adam_mpi.base.log import format_bytes
 from adam_mpi.config import Config
 from adam_mpi.inference.trained import Trained, load
 from adam_mpi.model.metrics import class_rows
-from adam_mpi.monitor.aggregate_statistics import coarse
+from adam_mpi.monitor.aggregate_statistics import coarse_histogram
 from adam_mpi.report import charts
 from adam_mpi.report.run_data import Run, evaluate_run
 
@@ -33,19 +33,19 @@ FIGURES = {
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return an HTML table with the heads of its columns."""
+    """Return an HTML table of the report with the heads of its columns."""
     cells = "".join(f"<th>{escape(str(cell))}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{cells}</tr>{body}</table>"
 
 
 def note(text: str) -> str:
-    """Return a paragraph in place of what cannot be shown."""
+    """Return a paragraph of the report in place of what cannot be shown."""
     return f"<p class=note>{escape(text)}</p>"
 
 
 def figures(runs: Sequence[Run]) -> str:
-    """Return the table of the main figures, a column for each run."""
+    """Return the section with the table of the main figures, a column for each run."""
 
     def shown(run: Run, key: str) -> str:
         value = run.summary.get(key)
@@ -53,7 +53,7 @@ def figures(runs: Sequence[Run]) -> str:
 
     rows: list[list[object]] = [[FIGURES[key][0], *(shown(run, key) for run in runs)] for key in FIGURES]
     rows[1:1] = _monitored(runs)
-    rows.append(["ranks", *(_ranks(run.summary["ranks"]) for run in runs)])
+    rows.append(["ranks", *(_rank_counts(run.summary["ranks"]) for run in runs)])
     rows.append(["staleness, mean", *(run.summary["staleness"]["mean"] for run in runs)])
     for name in ("pushes", "pulls"):
         rows.append([f"{name}, bytes", *(format_bytes(run.summary[name]["bytes"]) for run in runs)])
@@ -63,7 +63,7 @@ def figures(runs: Sequence[Run]) -> str:
 
 
 def _monitored(runs: Sequence[Run]) -> list[list[object]]:
-    """Return the rows of the monitored figures: of the test part, and the best of the validation part."""
+    """Return the table rows of the report's monitored figures: of the test part, and the best validation."""
 
     def shown(run: Run, name: str, key: str) -> str:
         value = run.summary.get(key)
@@ -77,14 +77,14 @@ def _monitored(runs: Sequence[Run]) -> list[list[object]]:
     return rows
 
 
-def _ranks(ranks: Mapping[str, int]) -> str:
-    """Return the numbers of ranks by role as text."""
+def _rank_counts(ranks: Mapping[str, int]) -> str:
+    """Return the numbers of ranks by role as text of the report."""
     return f"{ranks['total']}: {ranks['data']} data, {ranks['worker']} worker, {ranks['server']} server"
 
 
 def differences(runs: Sequence[Run]) -> str:
-    """Return the table of the configuration keys in which the runs differ."""
-    settings = [dict(_keys(run.config)) for run in runs]
+    """Return the section with the table of the configuration keys in which the runs differ."""
+    settings = [dict(_section_keys(run.config)) for run in runs]
     keys = [key for key in settings[0] if len({str(each[key]) for each in settings}) > 1 and key != "run.name"]
     if len(runs) == 1:
         return ""
@@ -93,23 +93,23 @@ def differences(runs: Sequence[Run]) -> str:
     return table(["differs", *(run.name for run in runs)], [[key, *(each[key] for each in settings)] for key in keys])
 
 
-def _keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Yield every key of a section, with those of the sections in it, and its value."""
+def _section_keys(section: Config | Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield every key of a configuration section, with those of the sections in it, and its value, to report."""
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            yield from _keys(value, f"{prefix}{field.name}.")
+            yield from _section_keys(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, value
 
 
 def curves(runs: Sequence[Run]) -> str:
-    """Return charts of loss and monitored figures over images and over time; dots are of the validation part."""
+    """Return the section with charts of loss and monitored figures over images and time; dots: validation."""
     shown = []
     for axis, unit in (("images_trained", "images trained on"), ("seconds", "seconds")):
         for figure in dict.fromkeys(["loss", *(run.monitor.name for run in runs)]):
             series = {
-                f"{run.name} {part}": _series(run.lines(part, done=part != "train"), axis, figure)
+                f"{run.name} {part}": _metric_series(run.lines(part, done=part != "train"), axis, figure)
                 for run in runs
                 for part in ("train", "validation")
             }
@@ -119,15 +119,15 @@ def curves(runs: Sequence[Run]) -> str:
     return "".join(shown)
 
 
-def _series(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
-    """Return the values of `x` and of `y` in all lines."""
+def _metric_series(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> tuple[list[float], list[float]]:
+    """Return the values of `x` and of `y` in all lines of metrics, for a chart of the report."""
     shown = [line for line in lines if y in line]
     return [line[x] for line in shown], [line[y] for line in shown]
 
 
 def throughput(runs: Sequence[Run]) -> str:
-    """Return charts of the training speed, the busy share of each role and the CPU time of each rank."""
-    speeds = {run.name: _series(run.lines(), "seconds", "images_per_second") for run in runs}
+    """Return the section with charts of training speed, busy share of each role and CPU time of each rank."""
+    speeds = {run.name: _metric_series(run.lines(), "seconds", "images_per_second") for run in runs}
     shown = [charts.lines("training speed", speeds, "seconds", "images/s")]
     for run in runs:
         lines = run.lines()
@@ -139,24 +139,24 @@ def throughput(runs: Sequence[Run]) -> str:
 
 
 def staleness(runs: Sequence[Run]) -> str:
-    """Return charts of staleness and delay, and the table of the time that clocks cost."""
+    """Return the section with charts of staleness and delay, and the table of the time that clocks cost."""
     shown = []
     for key, title in (("staleness", "clocks ahead of the slowest replica"), ("delay", "steps between pull and push")):
-        heights = {run.name: _coarse(run.summary[key]["histogram"]) for run in runs}
+        heights = {run.name: _wide_bins(run.summary[key]["histogram"]) for run in runs}
         shown.append(charts.bars(title, heights, "pushes" if key == "staleness" else "messages"))
     clocks = [(run.name, run.summary["staleness"]) for run in runs]
     rows = [[name, found["max"], f"{found['clock_wait']:.1f}"] for name, found in clocks]
     return "".join(shown) + table(["run", "most clocks ahead", "seconds of waiting for clocks, all replicas"], rows)
 
 
-def _coarse(histogram: Mapping[str, int]) -> dict[str, float]:
-    """Return a histogram of the summary with wider bins for larger values."""
+def _wide_bins(histogram: Mapping[str, int]) -> dict[str, float]:
+    """Return a histogram of the summary with wider bins for larger values, for a chart of the report."""
     counts = Counter({int(value): count for value, count in histogram.items()})
-    return {str(value): float(count) for value, count in coarse(counts).items()}
+    return {str(value): float(count) for value, count in coarse_histogram(counts).items()}
 
 
 def traffic(runs: Sequence[Run]) -> str:
-    """Return charts of the bytes that each layer pushed, by protocol."""
+    """Return the section with charts of the bytes that each layer pushed, by protocol."""
     shown = []
     for run in runs:
         heights: dict[str, dict[str, float]] = defaultdict(dict)
@@ -168,7 +168,7 @@ def traffic(runs: Sequence[Run]) -> str:
 
 
 def balance(runs: Sequence[Run]) -> str:
-    """Return charts of the time that the threads of each worker were busy or waited."""
+    """Return the section with charts of the time that the threads of each worker were busy or waited."""
     shown = []
     for run in runs:
         seconds: dict[str, dict[str, float]] = defaultdict(dict)
@@ -181,21 +181,23 @@ def balance(runs: Sequence[Run]) -> str:
 
 
 def recoveries(runs: Sequence[Run]) -> str:
-    """Return the table of the recoveries after lost ranks."""
+    """Return the section with the table of the recoveries after lost ranks."""
     found = [(run.name, recovery) for run in runs for recovery in run.summary.get("recoveries", [])]
     if not found:
         return note("None: no rank was lost.")
     keys = list(dict.fromkeys(key for _, recovery in found for key in recovery))
-    return table(["run", *keys], [[name, *(_plain(recovery.get(key)) for key in keys)] for name, recovery in found])
+    return table(
+        ["run", *keys], [[name, *(_table_value(recovery.get(key)) for key in keys)] for name, recovery in found]
+    )
 
 
-def _plain(value: object) -> object:
-    """Return a value of the summary as a table shows it."""
+def _table_value(value: object) -> object:
+    """Return a value of the summary as a table of the report shows it."""
     return "; ".join(map(str, value)) if isinstance(value, list) else "" if value is None else value
 
 
 def layers(runs: Sequence[Run]) -> str:
-    """Return charts of norms and dead units of each layer over time."""
+    """Return the section with charts of norms and dead units of each layer over time."""
     shown = []
     for run in runs:
         lines = [line for line in run.lines() if line["layers"]]
@@ -212,7 +214,7 @@ def layers(runs: Sequence[Run]) -> str:
 
 
 def learned(run: Run) -> str:
-    """Return the filters of the first layer, the confusion matrix and the worst images of a run."""
+    """Return the section with first-layer filters, confusion matrix and worst images of a run."""
     try:
         model = load(run.path)
         found = evaluate_run(model, WORST)
@@ -226,12 +228,12 @@ def learned(run: Run) -> str:
         for label, predicted, probability in zip(found.labels, found.predicted, found.probabilities, strict=True)
     ]
     worst = "the worst images: class → predicted class, and the probability of the class"
-    matrix = charts.matrix(title, found.confusion, names) + _classes(found.confusion, names)
-    return _filters(model) + matrix + charts.gallery(worst, found.images, captions)
+    matrix = charts.matrix(title, found.confusion, names) + _class_table(found.confusion, names)
+    return _filter_images(model) + matrix + charts.gallery(worst, found.images, captions)
 
 
-def _classes(confusion: np.ndarray, names: Sequence[str]) -> str:
-    """Return the table of each class: its images, how many of them are right, and what others are taken for."""
+def _class_table(confusion: np.ndarray, names: Sequence[str]) -> str:
+    """Return the report's table of each class: its images, how many are right, and what others are taken for."""
     rows = [
         [name, images, "" if np.isnan(share) else f"{share:.2%}", other]
         for name, images, share, other in class_rows(confusion, names)
@@ -239,8 +241,8 @@ def _classes(confusion: np.ndarray, names: Sequence[str]) -> str:
     return table(["class", "images", "right", "most often taken for"], rows)
 
 
-def _filters(model: Trained) -> str:
-    """Return the weights of the first layer as images: filters of a convolution, or the inputs of dense units."""
+def _filter_images(model: Trained) -> str:
+    """Return the first layer's weights as images for the report: filters, or the inputs of dense units."""
     shape = next(shape for shape in model.shapes if shape.weight)
     weight = model.tensors[f"{shape.name}/weight"][:MOST_FILTERS]
     images = weight if weight.ndim == 4 else weight.reshape(len(weight), *shape.input)
@@ -258,7 +260,7 @@ img { max-width: 100%; margin: 0.3rem 0.6rem 0.3rem 0; vertical-align: top; } .n
 
 
 def page(title: str, sections: Sequence[tuple[str, str]]) -> str:
-    """Return the page with `sections`, each a title and its HTML."""
+    """Return the HTML page of the report with `sections`, each a title and its HTML."""
     links = "".join(f'<a href="#{place}">{escape(head)}</a>' for place, (head, _) in enumerate(sections))
     body = "".join(f'<h2 id="{place}">{escape(head)}</h2>{text}' for place, (head, text) in enumerate(sections))
     return (

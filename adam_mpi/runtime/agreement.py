@@ -77,7 +77,7 @@ def from_first_rank(comm: MPI.Comm, make: Callable[[], T]) -> T:
 
 
 def configure(given: Given, overrides: Sequence[str], ranks: int) -> Config:
-    """Return the configuration for `ranks` ranks, with the number of partitions decided where it is left open."""
+    """Return the configuration of the agreed job for `ranks` ranks, with the number of partitions decided."""
     config = configuration.load(given, overrides)
     if not config.layout.partitions:
         config.layout.partitions = partitions(config, model(config, describe(config.data)), ranks)
@@ -139,7 +139,7 @@ def _check_statistics(config: Config, shapes: tuple[LayerShape, ...]) -> None:
 
 
 def _check_evaluated_data(config: Config) -> None:
-    """Refuse data for evaluation that is not finite: it is read late, and days of training would be lost."""
+    """Refuse evaluation data of the job that is not finite: it is read late, and days of training would be lost."""
     data = open_set(config.data)
     for part in ("validation", *(["test"] if config.train.test else [])):
         data.check(part, lambda text: print(f"adam_mpi: {text}", file=sys.stderr, flush=True))
@@ -151,7 +151,7 @@ def _with_useful_copies(config: Config, world: World) -> Config:
 
 
 def prepare_job(config: Config, claimed: ClaimedRun, request: JobRequest, world: World, seen: FoundStores) -> Job:
-    """Return the job, on rank 0; find what it resumes from, and remove what marks the end of an earlier job.
+    """Return the job, on rank 0, for all to agree on; find what it resumes from, and remove an earlier job's marks.
 
     `seen` has the stores of the run that the ranks have found.
     """
@@ -190,7 +190,7 @@ def prepare_job(config: Config, claimed: ClaimedRun, request: JobRequest, world:
 
 
 def _remove_marks(directory: Path) -> None:
-    """Remove the files by which an earlier job in `directory` said how it ended or was asked to end."""
+    """Remove the files by which an earlier job in the run `directory` said how it ended or was asked to end."""
     fence.clear_fences(directory / "log")
     marks = [directory / name for name in (FAILURE, DONE, STOPPED, "STOP")]
     orders = [directory / "log" / sentinel.ORDERS, *directory.glob("log/watched-*.txt")]
@@ -230,7 +230,7 @@ def _decide_recipe(world: World, config: Config) -> None:
 
 
 def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:
-    """Return the spans of the flat vector that this rank holds as a server."""
+    """Return the spans of the flat vector that this rank is to hold as a server, for what it resumes."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     layout = plan_memory_layout(job.config, cut, world.layout, job.replicas)
     shards = (*layout.served.get(world.rank, ()), *layout.copied.get(world.rank, ()))
@@ -238,7 +238,7 @@ def _held_spans(world: World, job: Job) -> list[tuple[int, int]]:
 
 
 def saved_config(directory: str | None, resume: bool) -> Path | None:
-    """Return the configuration of the run that is resumed; None if there is none."""
+    """Return the configuration of the run that the job resumes; None if there is none."""
     saved = Path(directory or "") / "config.toml"
     return saved if resume and directory and saved.exists() else None
 
@@ -276,7 +276,7 @@ class PreviousRun:
     """The stores of the run that the ranks have found."""
 
     def find_resume_point(self) -> Resume | None:
-        """Return what the job resumes from, or None; print what is not complete and is not used."""
+        """Return what the agreed job resumes from, or None; print what is not complete and not used."""
         snapshot.finish_renames(self.directory / "snapshots")
         found, passed_over = resume_points.find_resume_point(self.config, self.directory, self.seen)
         for trouble in passed_over:
@@ -293,7 +293,7 @@ class PreviousRun:
         return replace(found, note=found.note + cost)
 
     def new_attempt(self) -> Path:
-        """Return the folder of the stores of the new job, with a description of them in it."""
+        """Return the folder of the new job's stores in this run, with a description of them in it."""
         place = stores.folder(self.config, self.directory, self.identity)
         folder = resume_points.next_attempt(place, self.seen)
         if keeps_store(self.config):

@@ -75,7 +75,7 @@ def begin_generation(world: World, job: Job, previous: RankRuntime | None = None
     _keep_ownership(world, job)
     # This comes first: another rank may be lost before the generation has begun.
     previous.cuts = plan.cuts
-    pushed = _retire(world, previous, plan)
+    pushed = _retire_worker(world, previous, plan)
     setup = set_up(world, job, plan, previous.roles)
     if world.rank == world.layout.coordinator:
         _record_generation(world, job)
@@ -109,7 +109,7 @@ def _go_back(world: World, job: Job, previous: RankRuntime, order: GoBack, state
 
 
 def _plan_recovery(world: World, job: Job, states: Sequence[RankState]) -> RecoveryPlan:
-    """Return the plan that follows from the states of all ranks. Raise LostState if there is none."""
+    """Return the recovery plan of a generation from the states of all ranks; raise LostState if there is none."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     shards = cut_for(parameters.tensors(job.shapes), job.replicas * world.layout.partitions, job.config, cut)
     try:
@@ -120,7 +120,7 @@ def _plan_recovery(world: World, job: Job, states: Sequence[RankState]) -> Recov
 
 
 def _keep_ownership(world: World, job: Job) -> None:
-    """Raise LostRun if another job has the run directory; otherwise record who this job is now. Collective."""
+    """Raise LostRun when a generation begins in a run of another job; else record this job's ranks (collective)."""
     processes = gather(world.comm, ownership.this_process())
     job.owner.check()
     if world.rank == world.layout.coordinator:
@@ -128,7 +128,7 @@ def _keep_ownership(world: World, job: Job) -> None:
 
 
 def _record_generation(world: World, job: Job) -> None:
-    """Write which members the generation has, and describe its stores; raise Evicted if others have begun it."""
+    """Write which members the beginning generation has, and describe its stores; raise Evicted if others began it."""
     members = [place.member for place in world.layout.places]
     try:
         fence.claim(job.directory / "log", world.generation, members)
@@ -156,12 +156,12 @@ def _start_roles(
     roles: dict[str, Role] = {}
     coordinator = None
     if "data" in world.place.roles:
-        data = _data(setup, _role(previous, "data", DataServer), previous.data)
+        data = _data_role(setup, _previous_role(previous, "data", DataServer), previous.data)
         roles["data"] = data
         if world.rank == world.layout.coordinator:
             coordinator = Coordinator(generation, data, setup.job, plan, previous.coordinator, before)
     if "server" in world.place.roles:
-        roles["server"] = _server(setup, _role(previous, "server", Server))
+        roles["server"] = _server_role(setup, _previous_role(previous, "server", Server))
     # Workers read weights at once: all servers must have them in place.
     world.wait(world.comm.Ibarrier().Test, "all ranks to start", compile.SECONDS)
     windows = generation.windows
@@ -169,7 +169,7 @@ def _start_roles(
         # The strips of each replica make a window of their own.
         world.agree()
     if "worker" in world.place.roles:
-        worker = _worker(setup, setup.network, _role(previous, "worker", Worker), pushed)
+        worker = _worker_role(setup, setup.network, _previous_role(previous, "worker", Worker), pushed)
         roles["worker"] = worker
         windows.extend(worker.replica.windows)
     world.started = True
@@ -182,21 +182,21 @@ def _start_roles(
         windows=windows,
         coordinator_state=state or before,
         captured=setup.captured,
-        cuts=_cuts(setup),
+        cuts=_batch_cuts(setup),
         pushed=pushed,
         spares=world.spares,
     )
 
 
-def _role(runtime: RankRuntime, name: str, kind: type[R]) -> R | None:
-    """Return the role `name` of `runtime`, if it has it."""
+def _previous_role(runtime: RankRuntime, name: str, kind: type[R]) -> R | None:
+    """Return the role `name` that `runtime` has in the previous generation, if any."""
     role = runtime.roles.get(name)
     assert role is None or isinstance(role, kind), f"{role} is not a {kind.__name__}"
     return role
 
 
-def _cuts(setup: Setup) -> BatchCuts | None:
-    """Return how batches that all replicas compute together are cut, where replicas are bound by clocks."""
+def _batch_cuts(setup: Setup) -> BatchCuts | None:
+    """Return how joint batches are cut from this generation on, where replicas are bound by clocks."""
     if setup.recovery is not None:
         return setup.recovery.cuts
     if setup.job.config.asynchronous:
@@ -207,9 +207,9 @@ def _cuts(setup: Setup) -> BatchCuts | None:
     return first_cuts(position.batches, position.epoch, replicas)
 
 
-def _retire(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[int, int, float]:
-    """End a worker that gets another strip or none; return the numbers of its pushes, which are not used again."""
-    worker = _role(kept, "worker", Worker)
+def _retire_worker(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[int, int, float]:
+    """End a worker that this generation gives another strip or none; return the numbers of its pushes."""
+    worker = _previous_role(kept, "worker", Worker)
     if worker is None or worker.strip is None or worker.strip == world.place.strip:
         return kept.pushed
     worker.retire(recovery.clock, recovery.taken.get(world.place.member, {}))
@@ -217,21 +217,23 @@ def _retire(world: World, kept: RankRuntime, recovery: RecoveryPlan) -> tuple[in
     return worker.pushes.sent, worker.pushes.completed, worker.left_behind
 
 
-def _data(setup: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
-    """Return a data server for this generation; what `kept` serves throughout the job is taken over."""
+def _data_role(setup: Setup, kept: DataServer | None, opened: DataSet | None) -> DataServer:
+    """Return a data server for the beginning generation; what `kept` serves throughout the job is taken over."""
     job, recovery = setup.job, setup.recovery
-    served = kept.served if kept else _served(job, opened)
+    served = kept.served if kept else _served_data(job, opened)
     resumed = Resumed(setup.position)
     if recovery is not None:
         resumed = Resumed(setup.position, frozenset(recovery.out), recovery.mean, recovery.left)
     return DataServer(setup.world, setup.generation.channel, served, resumed)
 
 
-def _served(job: Job, opened: DataSet | None) -> ServedData:
+def _served_data(job: Job, opened: DataSet | None) -> ServedData:
+    """Return what a data rank serves throughout the job, from the data set that is `opened` or is opened now."""
     return ServedData(opened or open_set(job.config.data), job.config, job.replicas, job.metrics)
 
 
-def _server(setup: Setup, kept: Server | None) -> Server:
+def _server_role(setup: Setup, kept: Server | None) -> Server:
+    """Return the server role of this rank in the beginning generation, `kept` or new."""
     world, recovery, job = setup.world, setup.recovery, setup.job
     plan = setup.generation.memory_layout
     if kept is None:
@@ -262,8 +264,8 @@ def _rate_scale(setup: Setup) -> float:
     return Plateau(**(setup.job.resume.plateau if setup.job.resume else {})).scale
 
 
-def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
-    """Return the worker of this rank, `kept` or new; `pushed` are its pushes as another worker, see RankRuntime."""
+def _worker_role(setup: Setup, net: Network | None, kept: Worker | None, pushed: tuple[int, int, float]) -> Worker:
+    """Return this rank's worker in the beginning generation, `kept` or new; `pushed`: see RankRuntime."""
     recovery = setup.recovery
     member = setup.world.place.member
     if kept is not None:
@@ -278,14 +280,14 @@ def _worker(setup: Setup, net: Network | None, kept: Worker | None, pushed: tupl
     if recovery is not None:
         worker.pushes.sent, worker.pushes.completed, worker.left_behind = pushed
         worker.pushes.clock = recovery.clocks[member]
-    worker.cut_by(_cuts(setup))
+    worker.cut_by(_batch_cuts(setup))
     if setup.job.config.inject.conserve:
         worker.pushes.conserve(ConservationRecorder(setup.job.directory, member, setup.job.config.train.batch))
     return worker
 
 
 def _new_worker(setup: Setup, net: Network) -> Worker:
-    """Return a worker that computes `net`, a whole model or a strip of it; collective over its replica."""
+    """Return a new worker of the generation that computes `net`, a model or a strip; collective over its replica."""
     world = setup.world
     config = setup.job.config
     memory_layout = setup.generation.memory_layout

@@ -23,7 +23,7 @@ class CheckpointManager:
     """Orders the snapshots of one generation."""
 
     def __init__(self, generation: Generation, job: Job, describe: Callable[[], dict[str, Any]]) -> None:
-        """Make a manager; `describe` returns what snapshots say about the progress of the job."""
+        """Make a checkpoint manager; `describe` returns what snapshots say about the progress of the job."""
         self.world = generation.world
         self.config = generation.world.config
         self.directory = job.directory
@@ -62,7 +62,7 @@ class CheckpointManager:
         return "--max-minutes" if time.time() > self.until else ""
 
     def _is_due(self) -> bool:
-        """Return whether `snapshot.minutes` have passed since the last snapshot."""
+        """Return whether a snapshot is due: `snapshot.minutes` have passed since the last one."""
         seconds = 60 * self.config.snapshot.minutes
         return bool(seconds) and not self.snapshots.busy and time.monotonic() - self.snapshots.ended > seconds
 
@@ -72,7 +72,7 @@ class CheckpointManager:
         self.snapshots.order()
 
     def finished(self) -> bool:
-        """Return whether the final weights are in a snapshot; raise UserError if the last one could not be written."""
+        """Return whether the last snapshot has the final weights; raise UserError if it could not be written."""
         self.heartbeat.raise_if_lost()
         if self.snapshots.busy:
             return False
@@ -120,7 +120,7 @@ class CheckpointManager:
 
 
 def _settings(generation: Generation, job: Job) -> SnapshotSettings:
-    """Return what the snapshots of `generation` have in common."""
+    """Return the settings that all snapshots of `generation` have in common."""
     world = generation.world
     config = world.config
     layout = generation.memory_layout

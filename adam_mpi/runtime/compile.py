@@ -28,7 +28,7 @@ SECONDS = 600.0
 
 
 def choose_kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -> dict | None:
-    """Return the algorithms of convolutions that `path` has; without the file choose them, and write it.
+    """Return the algorithms of the convolution kernels that `path` has; without the file choose and write them.
 
     They are measured by the tuner or follow from arithmetic; None for an engine without a choice.
     """
@@ -42,7 +42,7 @@ def choose_kernels(config: Config, shapes: tuple[LayerShape, ...], path: Path) -
 
 
 def _read_choices(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
-    """Return the choices in `path`; raise UserError for what the tuner cannot have written, as it becomes source."""
+    """Return the kernel choices in `path`; raise UserError for what the tuner cannot have written."""
     try:
         choices = json.loads(path.read_text())
         wrong = tuner.check(choices, shapes)
@@ -54,7 +54,7 @@ def _read_choices(path: Path, shapes: tuple[LayerShape, ...]) -> dict:
 
 
 def make_network(job: Job, strip: Strip | None, captured: Sequence[str]) -> Network:
-    """Return the network of the whole model, or of `strip`; layers of `captured` push factors.
+    """Return the network to compile of the whole model, or of `strip`; layers of `captured` push factors.
 
     The choices of the run are for whole layers: those of a strip follow from arithmetic.
     """
@@ -86,7 +86,7 @@ def compile_now(roles: Iterable[str], net: Network | None) -> None:
 
 
 def _turns(world: World) -> tuple[list[str], list[str]]:
-    """Return the roles of this rank with kernels: those of which it is the node's first rank, and the others.
+    """Return the roles whose kernels this rank compiles as the node's first rank of the role, and its other roles.
 
     Each strip of a replica has kernels of its own.
     """
@@ -112,6 +112,7 @@ def _warm(role: str, net: Network | None) -> None:
 
 
 def _warm_server(message: np.ndarray) -> None:
+    """Compile or load the kernels of a server by calling each of them with little data."""
     values = np.zeros(2, np.float32)
     lines = np.zeros((2, 2), np.int64)
     no_steps = np.zeros((0, 4), np.int64)
@@ -125,6 +126,7 @@ def _warm_server(message: np.ndarray) -> None:
 
 
 def _warm_worker(message: np.ndarray, net: Network) -> None:
+    """Compile or load the kernels of a worker on `net` by calling each of them with little data."""
     values = np.zeros(2, np.float32)
     one = np.float32(1)
     ranges = np.zeros((1, 2), np.int64)
@@ -140,7 +142,8 @@ def _warm_worker(message: np.ndarray, net: Network) -> None:
     thread_weights.take(values, values, values, ranges)
     thread_weights.step_copy(values, values, values, ranges, one)
     thread_weights.add_gradient(values, values, True)
-    velocity.squared_norm(values)
-    velocity.add_velocity(values, values, one, one)
+    velocity.squared_norm(values, ranges)
+    velocity.multiply(values, ranges, one)
+    velocity.add_velocity(values, values, ranges, one, one)
     gradient_buffer.add_scaled(values, values, one)
     gradient_buffer.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

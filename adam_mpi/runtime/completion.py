@@ -31,7 +31,7 @@ class Completion:
         self.finished = False
 
     def step(self) -> bool:
-        """Do the next step of ending the job if it is possible; return whether one was done.
+        """Do the next step of the job's completion if it is possible; return whether one was done.
 
         Raise LostState if the weights lack acknowledged pushes, UserError if the results could not be written.
         """
@@ -52,12 +52,15 @@ class Completion:
         return True
 
     def _workers_finished(self) -> bool:
+        """Return whether all workers have sent their final reports, so that servers can complete."""
         return self._final_reports("worker") == len(self.report.world.layout.workers)
 
     def _servers_finished(self) -> bool:
+        """Return whether all servers have sent their final reports, so that results can be written."""
         return self._final_reports("server") >= len(self.report.world.layout.servers)
 
     def _final_reports(self, role: str) -> int:
+        """Return how many ranks have sent the final report of `role` at the completion of the job."""
         return self.report.statistics.count_finals(role, self.report.members)
 
     def _finish_servers(self) -> None:
@@ -69,7 +72,7 @@ class Completion:
             self.channel.send(FinishServer(copies), rank)
 
     def _start_writing(self) -> DiskTask[None]:
-        """Begin to write the results of a job whose weights have all acknowledged pushes."""
+        """Begin to write the results of a completed job whose weights have all acknowledged pushes."""
         self.check_weights()
         stopped = bool(self.report.record.stopped_by)
         if not stopped:
@@ -87,7 +90,7 @@ class Completion:
             raise LostState(f"acknowledged pushes are not in all weights: {counts}; the job is not done")
 
     def write_results(self, summary: dict[str, Any]) -> None:
-        """Write weights and `summary`, then the marker DONE or STOPPED: all that it stands for is there."""
+        """Write weights and `summary` of the completed job, then the marker DONE or STOPPED."""
         owner = self.checkpoints.owner
         owner.check()
         self.resources.status_writer.forget("summary.json")
@@ -105,7 +108,7 @@ class Completion:
             (directory / DONE).write_text("")
 
     def _show_results(self, task: DiskTask[None]) -> None:
-        """Show how the job ended; raise UserError if its results could not be written."""
+        """Show how the completed job ended; raise UserError if its results could not be written."""
         progress = self.report.progress
         progress.close()
         try:

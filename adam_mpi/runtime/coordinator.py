@@ -55,7 +55,7 @@ class Coordinator:
         previous: "Coordinator | None" = None,
         before: CoordinatorState | None = None,
     ) -> None:
-        """Begin the first phase, or the one that a lost generation was in.
+        """Begin to coordinate with the first phase, or the one that a lost generation was in.
 
         `recovery` is the plan by which this generation begins; `previous` is the coordinator of the generation before
         if it was on this rank; `before` is the state from before all ranks have gone back to an earlier state.
@@ -95,6 +95,7 @@ class Coordinator:
         self._start(recovery, before)
 
     def _make_report(self) -> JobReport:
+        """Return what the coordinator reports of the job to people."""
         return JobReport(
             world=self.world,
             job=self.job,
@@ -111,7 +112,7 @@ class Coordinator:
         )
 
     def _start(self, recovery: RecoveryPlan | None, before: CoordinatorState | None) -> None:
-        """Begin the phase with which this generation starts."""
+        """Begin the phase with which the coordinator of this generation starts."""
         if recovery is not None:
             handover.continue_after_loss(self, recovery)
         elif before is not None:
@@ -132,7 +133,7 @@ class Coordinator:
         return handover.state_of(self)
 
     def step(self) -> bool:
-        """Move the job on if it can be; return whether it was. Raise what ends the job."""
+        """Move the job from phase to phase if it can be; return whether it was. Raise what ends the job."""
         self.liveness.step()
         self.resources.status_writer.poll()
         if self.guard.ordered:
@@ -228,7 +229,7 @@ class Coordinator:
         return complete < len(owed) <= complete / self.config.epoch.quorum
 
     def _phase_done(self, phase: Phase) -> bool:
-        """Return whether all data ranks have handed out their shares of `phase` and received the reports."""
+        """Return whether all data ranks have handed out `phase` and reported it to the coordinator."""
         shares = self.statistics.shares(phase)
         return len(shares) == len(self.world.layout.data) and all(share["done"] for share in shares)
 
@@ -249,12 +250,12 @@ class Coordinator:
         self.between = True
 
     def _order_to_go_back(self, order: GoBack) -> None:
-        """Send `order` to all ranks, with the newest state of all."""
+        """Send the coordinator's `order` to go back to all ranks, with the newest state of all."""
         self.number += 1
         send_to_all(self.channel, self.world, replace(order, state=self.state().to_json()))
 
     def _stop(self, reason: str) -> None:
-        """End the job in order, within an epoch if need be; `--resume` continues from there."""
+        """End the job in order by the coordinator, within an epoch if need be; `--resume` continues from there."""
         log.info("the job is stopped by %s", reason)
         self.record.stopped_by = reason
         self.schedule.reason = reason
@@ -262,11 +263,11 @@ class Coordinator:
         send_to_all(self.channel, self.world, StopTraining())
 
     def awaits(self) -> list[Wait]:
-        """Return what ranks owe that take part in a snapshot."""
+        """Return the ranks that owe the coordinator a part of a snapshot."""
         return self.checkpoints.snapshots.awaits()
 
     def _describe(self) -> dict[str, Any]:
-        """Return what snapshots say about the progress of the job."""
+        """Return what the coordinator has snapshots say about the progress of the job."""
         return {
             "epochs": self.record.results["epochs"],
             "kernels": self.job.kernels,
@@ -279,7 +280,7 @@ class Coordinator:
 
 
 def _resources(job: Job, previous: Coordinator | None) -> CoordinatorResources:
-    """Return the resources of `previous`, whose snapshot is given up, or new ones."""
+    """Return the coordinator's resources from `previous`, whose snapshot is given up, or new ones."""
     if previous is None:
         return CoordinatorResources.open(job)
     previous.checkpoints.snapshots.abandon()
@@ -287,7 +288,7 @@ def _resources(job: Job, previous: Coordinator | None) -> CoordinatorResources:
 
 
 def _schedule(job: Job, data: DataServer) -> PhaseSchedule:
-    """Return the phases of the job, from where it resumes."""
+    """Return the phases of the job for the coordinator, from where it resumes."""
     validates = data.count("validation") > 0
     resume = job.resume
     monitor = job.metrics.monitor

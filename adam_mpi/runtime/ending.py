@@ -14,7 +14,7 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from adam_mpi.base.errors import LostRun, LostState, RankFailure, Stall, UserError
-from adam_mpi.cluster import failure_report
+from adam_mpi.cluster import report_once
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.world import Interrupted, World
 from adam_mpi.runtime.job import DONE, FAILURE, STOPPED, Job
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 def exists(path: Path) -> bool:
-    """Return whether `path` exists; False for a disk that fails, as a loss is survived without it."""
+    """Return whether `path` exists when a job ends; False for a disk that fails, as a loss is survived without it."""
     with suppress(OSError):
         return path.exists()
     return False
 
 
 def is_complete(job: Job) -> bool:
-    """Return whether the results of the job are written."""
+    """Return whether the results of the ending job are written."""
     return any(exists(job.directory / marker) for marker in (DONE, STOPPED))
 
 
@@ -47,7 +47,7 @@ def is_over(directory: Path) -> bool:
 
 
 def finish_job(world: World, runtime: RankRuntime, job: Job) -> None:
-    """Wait for all ranks and free the windows; collective. A rank that is lost after the results is not missed."""
+    """End the job after success: wait for all ranks and free the windows (collective); a late loss is no failure."""
     if world.broken and is_complete(job):
         return
     try:
@@ -68,7 +68,7 @@ def dismiss_spares(world: World) -> None:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """End this process, whose work is done, if MPI waits for longer than `seconds` for a rank that may be lost."""
+    """End this process, whose job is done, if MPI waits for longer than `seconds` for a rank that may be lost."""
     timer = threading.Timer(seconds, os._exit, [0])
     timer.daemon = True
     timer.start()
@@ -98,7 +98,7 @@ def end_at_start(comm: MPI.Comm, error: Exception) -> NoReturn:
 
 
 def revoke(world: World) -> None:
-    """Reach ranks that wait inside MPI, and not for the rank that was lost."""
+    """Reach ranks that wait inside MPI while the job ends, and not for the rank that was lost."""
     if world.survivable:
         with suppress(MPI.Exception):
             world.comm.Revoke()
@@ -106,28 +106,29 @@ def revoke(world: World) -> None:
 
 def report_failure(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
     """Report the error that ends the job; if the run directory does not answer, on the terminal at least."""
-    if not failure_report.finishes_within(REPORT_SECONDS, lambda: _report(world, connection, failure_file, error)):
-        print(f"adam_mpi: {_cause(world, error)}", file=sys.stderr, flush=True)
+    if not report_once.finishes_within(REPORT_SECONDS, lambda: _report_error(world, connection, failure_file, error)):
+        print(f"adam_mpi: {_describe_cause(world, error)}", file=sys.stderr, flush=True)
     connection.close()
 
 
-def _report(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
+def _report_error(world: World, connection: SentinelConnection, failure_file: Path, error: BaseException) -> None:
+    """Log and report the `error` that ends the job on this rank, unless another rank has a better reason."""
     log.error("the job ends: %s", "".join(traceback.format_exception(error)))
     if isinstance(error, Interrupted):
         connection.close(f"interrupted by {error}")
     if isinstance(error, Interrupted | RankFailure | MPI.Exception):
         # Another rank may have died first: its sentinel knows more about that than a signal or MPI.
-        failure_report.wait_for_report(failure_file, failure_report.PRINT_SECONDS)
-    failure_report.report_failure(
-        failure_file, _cause(world, error), exit_code=2 if isinstance(error, UserError) else 1
+        report_once.wait_for_report(failure_file, report_once.PRINT_SECONDS)
+    report_once.report_failure(
+        failure_file, _describe_cause(world, error), exit_code=2 if isinstance(error, UserError) else 1
     )
 
 
 def end_after_failure(world: World, failure_file: Path, error: BaseException) -> NoReturn:
     """End this process and all other ranks, with the exit code of the first error."""
-    failure_report.finishes_within(CLOSE_SECONDS, logging.shutdown)
+    report_once.finishes_within(CLOSE_SECONDS, logging.shutdown)
     codes = [1]
-    failure_report.finishes_within(CLOSE_SECONDS, lambda: codes.append(failure_report.reported_exit_code(failure_file)))
+    report_once.finishes_within(CLOSE_SECONDS, lambda: codes.append(report_once.reported_exit_code(failure_file)))
     code = codes[-1]
     if not world.survivable:
         MPI.COMM_WORLD.Abort(code)
@@ -137,8 +138,8 @@ def end_after_failure(world: World, failure_file: Path, error: BaseException) ->
     os._exit(code)
 
 
-def _cause(world: World, error: BaseException) -> str:
-    """Return what people read about `error`; a traceback only for an error of the program."""
+def _describe_cause(world: World, error: BaseException) -> str:
+    """Return what people read about the `error` that ends the job; a traceback only for an error of the program."""
     if isinstance(error, LostState | LostRun | Stall):
         return str(error)
     if isinstance(error, MPI.Exception):

@@ -50,7 +50,7 @@ def agree_on_restart_point(world: World, job: Job, order: GoBack) -> RestartPoin
 
 
 def _find_restart_point(job: Job, order: GoBack) -> RestartPoint:
-    """Return the first snapshot of `order` that is whole, or the start of the run; raise UserError without either."""
+    """Return the first snapshot of `order` that is whole, or the run's start; raise UserError without either."""
     resume = _first_whole_snapshot(job, order)
     if resume is None and not order.from_start:
         raise UserError("training has diverged and no snapshot is whole; --resume with a lower optimizer.learning_rate")
@@ -58,6 +58,7 @@ def _find_restart_point(job: Job, order: GoBack) -> RestartPoint:
 
 
 def _first_whole_snapshot(job: Job, order: GoBack) -> Resume | None:
+    """Return the first snapshot of `order` that is whole, to go back to; None without one."""
     for name in order.snapshots:
         try:
             return resume_points.from_snapshot(job.directory / "snapshots" / name)
@@ -67,7 +68,7 @@ def _first_whole_snapshot(job: Job, order: GoBack) -> Resume | None:
 
 
 def adapt(world: World, job: Job, restart: RestartPoint | None) -> Job:
-    """Return `job` with what `restart` changes, in the configuration of `world` too."""
+    """Return `job` with what going back to `restart` changes, in the configuration of `world` too."""
     if restart is None:
         return job
     world.config.optimizer.learning_rate = restart.learning_rate
@@ -78,7 +79,7 @@ def adapt(world: World, job: Job, restart: RestartPoint | None) -> Job:
 
 
 def note(job: Job, good_until: float, number: int, rate_scale: float) -> None:
-    """Write into the run directory that training has diverged, so that no later job resumes from what is spoiled.
+    """Write into the run directory that training diverged and goes back, so that no job resumes from what is spoiled.
 
     `good_until`: the time up to which snapshots are good; `number`, `rate_scale`: how often the run has gone back, and
     the factor of its learning rate.

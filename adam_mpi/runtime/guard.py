@@ -28,7 +28,7 @@ class Guard:
     """Watches the losses of one generation."""
 
     def __init__(self, report: JobReport, order: Callable[[GoBack], None], continued: bool) -> None:
-        """`order` sends an order to all ranks; `continued` says whether the first phase began in another generation."""
+        """Guard a job; `order` sends an order to all ranks; `continued`: the first phase began a generation before."""
         self.report = report
         self.job: Job = report.job
         self.statistics: JobStatistics = report.statistics
@@ -47,11 +47,11 @@ class Guard:
 
     @property
     def resting(self) -> bool:
-        """Return whether there is nothing to judge."""
+        """Return whether the guard has nothing to judge."""
         return self.ordered or self.report.world.config.inject.conserve
 
     def look(self, phase: Phase | None) -> None:
-        """Judge what data ranks have reported of `phase`; raise UserError if training has diverged and the job ends."""
+        """Guard `phase` by what data ranks have reported; raise UserError if training has diverged and the job ends."""
         if phase is None or not phase.training or self.resting:
             return
         totals = self.statistics.loss_totals(phase, len(self.report.world.layout.data))
@@ -75,14 +75,14 @@ class Guard:
             self.snapshots.confirm(self.detector.good_from)
 
     def check_figures(self, phase: Phase, figures: Figures, done: bool) -> None:
-        """Judge the `figures` of any phase, which is over if `done`; raise UserError as `look` does."""
+        """Guard any phase by its `figures`, which is over if `done`; raise UserError as `look` does."""
         if self.resting or not outcome.diverged(figures, self.report.world.config.train.batch, done):
             return
         count = figures["images_not_finite"]
         self._react(phase, figures["images"], f"the loss of {count} of {figures['images']} images is not finite")
 
     def _react(self, phase: Phase, images: int, what: str) -> None:
-        """End the job with a UserError, or order all ranks to go back; `what` has happened in `phase`."""
+        """React to divergence: end the job with a UserError, or order all to go back; `what` happened in `phase`."""
         happened = f"{self.report.progress.name(phase)}: training has diverged after {images} images: {what}"
         order = self._choose_order()
         number = self.job.diverged.number if order is None else order.number
@@ -109,10 +109,11 @@ class Guard:
 
     @property
     def _rate(self) -> float:
+        """Return the learning rate at which the guard judges training."""
         return self.report.world.config.optimizer.learning_rate
 
     def _choose_order(self) -> GoBack | None:
-        """Return the order to go back; None if the job ends: by choice, after too often, or with nothing to go to."""
+        """Return the guard's order to go back; None if the job ends, by choice or with nothing to go to."""
         number = self.job.diverged.number
         from_start = self.job.resume is None
         good = self.snapshots.good[::-1]
@@ -130,12 +131,12 @@ class Guard:
         )
 
     def _good_until(self) -> float:
-        """Return the time up to which snapshots are good, in seconds since 1970."""
+        """Return the time up to which the guard takes snapshots for good, in seconds since 1970."""
         known = [self.snapshots.times.get(name, 0.0) for name in self.snapshots.good]
         return max(self.detector.good_from, self.report.record.started_at, *known)
 
     def _advice(self) -> str:
-        """Return what to do about divergence."""
+        """Return the guard's advice about what to do about divergence."""
         optimizer = self.report.world.config.optimizer
         lower = f"set optimizer.learning_rate below {optimizer.learning_rate:g}"
         momentum = ", or less momentum" if optimizer.momentum else ""

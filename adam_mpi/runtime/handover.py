@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def state_of(coordinator: "Coordinator") -> CoordinatorState:
-    """Return what the coordinator of the generation after `coordinator` continues from."""
+    """Return the state that `coordinator` hands over to that of the next generation."""
     checkpoints = coordinator.checkpoints
     return CoordinatorState(
         number=coordinator.number,
@@ -48,7 +48,7 @@ def state_of(coordinator: "Coordinator") -> CoordinatorState:
 
 
 def continue_after_loss(coordinator: "Coordinator", recovery: RecoveryPlan) -> None:
-    """Continue where the coordinator of the generation before was, and report the loss."""
+    """Hand over after a loss: continue where the coordinator of the generation before was, and report it."""
     if recovery.coordinator is not None:
         _restore(coordinator, CoordinatorState.from_json(recovery.coordinator), recovery)
     gone = coordinator.world.lost
@@ -62,7 +62,7 @@ def continue_after_loss(coordinator: "Coordinator", recovery: RecoveryPlan) -> N
 
 
 def _restore(coordinator: "Coordinator", state: CoordinatorState, recovery: RecoveryPlan) -> None:
-    """Take over `state`; a phase that was not over begins again with a new number."""
+    """Take over the `state` of the last coordinator; a phase that was not over begins again with a new number."""
     phase = state.phase
     coordinator.schedule.phase = None if phase is None else Phase(phase.number + 1, phase.part, phase.epoch)
     coordinator.schedule.best = state.best
@@ -81,7 +81,7 @@ def _restore(coordinator: "Coordinator", state: CoordinatorState, recovery: Reco
 
 
 def _keep(coordinator: "Coordinator", state: CoordinatorState) -> None:
-    """Take over what the job knows of spares, snapshots and divergences, whatever state it continues from."""
+    """Take over the last coordinator's spares, snapshots and divergences, from whatever state it continues."""
     coordinator.spares.started = state.spares_started
     coordinator.spares.refusal_reported = state.refusal_reported
     coordinator.checkpoints.snapshots.times = state.snapshot_times
@@ -90,7 +90,7 @@ def _keep(coordinator: "Coordinator", state: CoordinatorState) -> None:
 
 
 def begin_again(coordinator: "Coordinator", state: CoordinatorState) -> None:
-    """Begin from the earlier state that all ranks have gone back to; `state` is the last one before."""
+    """Hand over after going back: begin from the earlier state of all ranks; `state` is the last one before."""
     coordinator.number = state.number
     coordinator.record.begin_again(state)
     _keep(coordinator, state)

@@ -126,19 +126,19 @@ class CoordinatorState:
     """The state of the schedule plateau."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON values."""
+        """Return the state of the coordinator as JSON values."""
         return asdict(self) | {"phase": phase_to_json(self.phase)}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "CoordinatorState":
-        """Return the state that `to_json` made `values` from."""
+        """Return the state of the coordinator that `to_json` made `values` from."""
         known = {field.name: values[field.name] for field in fields(cls)}
         phase = values["phase"]
         return cls(**(known | {"phase": None if phase is None else Phase(*phase)}))
 
 
 def phase_to_json(phase: Phase | None) -> list[Any] | None:
-    """Return number, part and epoch of `phase`; None for None."""
+    """Return number, part and epoch of `phase` as JSON values; None for None."""
     return None if phase is None else [phase.number, phase.part, phase.epoch]
 
 
@@ -167,7 +167,7 @@ class JobRecord:
         return cls(results, images_before=resume.images if resume else 0)
 
     def continue_from(self, state: CoordinatorState) -> None:
-        """Continue the record of the coordinator before."""
+        """Continue the record of the job that the coordinator before kept."""
         self.results = state.results
         self.train_seconds = state.train_seconds
         self.stopped_by = state.stopped_by
@@ -178,12 +178,12 @@ class JobRecord:
             self.phase_began = time.monotonic() - (time.time() - state.phase_started_at)
 
     def begin_again(self, state: CoordinatorState) -> None:
-        """Keep the start of the job, though its figures begin again from an earlier state."""
+        """Keep the job record's start, though its figures begin again from an earlier state."""
         self.started_at = state.started_at
         self.began = time.monotonic() - (time.time() - state.started_at)
 
     def end_phase(self, phase: Phase, figures: dict[str, Any], seconds: float, metrics: MetricSet = ACCURACY) -> None:
-        """Add the `figures` of a phase that has taken `seconds`, `metrics` among them; the next one begins."""
+        """Add the `figures` of a phase that has taken `seconds` to the job's record; the next one begins."""
         self.phase_began = time.monotonic()
         if not phase.training:
             self.results |= {f"{phase.part}_{name}": figures[name] for name in metrics.names if name in figures}
@@ -200,17 +200,17 @@ class JobRecord:
 
     @property
     def phase_seconds(self) -> float:
-        """Return for how long the phase has been running, in all generations whose images it counts."""
+        """Return for how long the job's phase has been running, in all generations whose images it counts."""
         return time.monotonic() - self.phase_began
 
     @property
     def phase_started_at(self) -> float:
-        """Return when the phase began, in seconds since 1970."""
+        """Return when the job's phase began, in seconds since 1970."""
         return time.time() - self.phase_seconds
 
     @property
     def images_per_second(self) -> float:
-        """Return the rate of images in training."""
+        """Return the job's rate of images in training."""
         return self.results["images"] / max(self.train_seconds, 1e-9)
 
 

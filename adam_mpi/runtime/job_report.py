@@ -53,19 +53,19 @@ class JobReport:
         self.provenance = provenance(self.world.hosts, self.world.config.run.seed)
 
     def running(self, phase: Phase, seconds: float) -> Figures:
-        """Report the figures of `phase`, which has been running for `seconds`, and return them."""
+        """Report the figures of the running `phase` to people after `seconds`, and return them."""
         figures = self.statistics.figures(phase, seconds)
         self.progress.update(self._report(phase, figures, done=False))
         return figures
 
     def phase_ended(self, phase: Phase, seconds: float) -> Figures:
-        """Report the figures of `phase`, which has taken `seconds`, and return them."""
+        """Report the figures of `phase` to people after it has taken `seconds`, and return them."""
         figures = self.statistics.figures(phase, seconds)
         self.progress.end(self._report(phase, figures, done=True))
         return figures
 
     def _report(self, phase: Phase, figures: Figures, done: bool) -> dict[str, Any]:
-        """Write a line of metrics and the status of the job; return the status."""
+        """Write a line of metrics.jsonl and status.json of the job; return the status."""
         self._write_metrics(phase, figures, done)
         job_status = self._status(phase, figures)
         path = self.job.directory / "status.json"
@@ -74,6 +74,7 @@ class JobReport:
         return job_status
 
     def _write_metrics(self, phase: Phase, figures: Figures, done: bool) -> None:
+        """Have a line of metrics.jsonl written with the figures of `phase`."""
         images = self.record.results["images"] + (figures["images"] if phase.training else 0)
         trained = self.record.images_before + images
         line = {
@@ -109,7 +110,7 @@ class JobReport:
         return list(self.job.metrics.names)
 
     def _seconds_left(self, phase: Phase, figures: Figures) -> float | None:
-        """Return the seconds of training that are left at the rate of this phase; None where it is not known."""
+        """Return the seconds of training left for the progress line, at the rate of this phase, or None."""
         if not phase.training or not figures["images"]:
             return None
         epochs = 1 + self.world.config.train.epochs - phase.epoch
@@ -117,7 +118,7 @@ class JobReport:
         return images / figures["images_per_second"]
 
     def _report_nan(self) -> None:
-        """Show the first number of the job that is not finite, once."""
+        """Show the first number of the job that is not finite to people, once."""
         for rank, trouble in self.statistics.first_not_finite().items():
             if not self.nan_reported:
                 self.nan_reported = True
@@ -125,13 +126,13 @@ class JobReport:
                 self.progress.say(f"rank {rank}: {describe(trouble)} (server.on_nan = {on_nan})")
 
     def end_diverged(self, text: str) -> NoReturn:
-        """Raise UserError with `text`, which says why the job ends, after its last summary is written."""
+        """Raise UserError with `text`, which says why the job ends, after its last summary.json is written."""
         self.want_summary()
         self.status_writer.wait_until_written(DISK_SECONDS)
         raise UserError(text)
 
     def want_summary(self) -> None:
-        """Have the summary of a running job written soon."""
+        """Have summary.json of a running job written soon."""
         self.status_writer.request("summary.json", partial(self.write_summary, self.summary("running")))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -140,7 +141,7 @@ class JobReport:
             write_json(self.job.directory / "summary.json", summary)
 
     def summary(self, state: str) -> dict[str, Any]:
-        """Return the summary of the job, which is in `state`: running, stopped or done."""
+        """Return the content of summary.json of the job, which is in `state`: running, stopped or done."""
         statistics = self.statistics
         monitor = self.schedule.monitor
         resume = self.job.resume
@@ -176,6 +177,7 @@ class JobReport:
         }
 
     def _rank_counts(self) -> dict[str, int]:
+        """Return the numbers of ranks by role for status.json and summary.json."""
         layout = self.world.layout
         return {
             "data": len(layout.data),
@@ -187,17 +189,17 @@ class JobReport:
 
     @property
     def members(self) -> list[int]:
-        """Return the member numbers of all ranks."""
+        """Return the member numbers of all ranks that the job's report counts."""
         return [place.member for place in self.world.layout.places]
 
     @property
     def pushers(self) -> list[int]:
-        """Return the member numbers of all workers."""
+        """Return the member numbers of all workers that the job's report counts."""
         return [self.world.layout.places[rank].member for rank in self.world.layout.workers]
 
     @property
     def judged_pushers(self) -> list[int] | None:
-        """Return the pushers whose acknowledged pushes must be in the weights; None for all, lost ones too.
+        """Return the pushers of the report whose acknowledged pushes must be in the weights; None for all.
 
         In synchronous training only present pushers count: a clock that other strips or lost ranks alone had
         acknowledged was computed again.
@@ -205,7 +207,7 @@ class JobReport:
         return None if self.world.config.consistency.staleness > 0 else self.pushers
 
     def warnings(self) -> list[str]:
-        """Return what makes the end of this job no success."""
+        """Return the warnings in summary.json: what makes the end of this job no success."""
         if self.world.config.inject.conserve:
             return []
         labels = {part: self.data.data.labels(part) for part in self._evaluated}
@@ -232,7 +234,7 @@ class JobReport:
 
     @property
     def _evaluated(self) -> list[str]:
-        """Return the parts whose classes were predicted, the one that counts first."""
+        """Return the parts of the report whose classes were predicted, the one that counts first."""
         classes = self.data.data.target.kind == CLASSES
         return [part for part in ("test", "validation") if classes and f"{part}_accuracy" in self.record.results]
 

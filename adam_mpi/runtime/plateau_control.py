@@ -25,11 +25,11 @@ class PlateauControl:
 
     @property
     def optimizer(self) -> Optimizer:
-        """Return the configuration of the optimizer."""
+        """Return the configuration of the optimizer with the schedule plateau."""
         return self.world.config.optimizer
 
     def validated(self, loss: float) -> None:
-        """Note the `loss` of a validation phase; order all servers to change the rate if it is time."""
+        """Note the `loss` of a validation phase for the plateau; order all servers to change the rate if due."""
         if self.optimizer.schedule != "plateau":
             return
         before = self.plateau.scale
@@ -43,7 +43,7 @@ class PlateauControl:
 
     @property
     def settled(self) -> bool:
-        """Return whether all servers have the rate of this state."""
+        """Return whether all servers have the learning rate of this state of the plateau."""
         if self.changing:
             members = {self.world.layout.places[rank].member for rank in self.world.layout.servers}
             scales = [report["rate_scale"] for report in self.statistics.of_role("server") if report["rank"] in members]

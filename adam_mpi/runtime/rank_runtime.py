@@ -47,35 +47,35 @@ class Role(Protocol):
     """A role of a rank: data, server or worker."""
 
     def step(self) -> bool:
-        """Do what can be done now without waiting; return whether anything was done."""
+        """Do what this role of the rank can do now without waiting; return whether anything was done."""
 
     def handle(self, message: Message) -> None:
-        """Handle a control message for this role."""
+        """Handle a control message for this role of the rank."""
 
     def stats(self) -> dict[str, Any]:
-        """Return the statistics of this role for the coordinator."""
+        """Return the statistics of this role of the rank for the coordinator."""
 
     def end(self) -> None:
-        """End the threads of the role, because training begins again from an earlier state."""
+        """End the threads of this role of the rank, because training begins again from an earlier state."""
 
     def export_state(self, state: RankState) -> None:
         """Add to `state` what the role brings into the next generation."""
 
     def awaits(self) -> Iterable[Wait]:
-        """Return what other ranks owe this role now."""
+        """Return what other ranks owe this role of the rank now."""
 
     def transfers(self) -> list[Any]:
-        """Return what may be in transfer when a generation ends: its memory has to stay for a while."""
+        """Return what a role may have in transfer when a generation ends: its memory has to stay for a while."""
 
 
 class WorkerRole(Role, Protocol):
     """A role with trainer threads."""
 
     def rest(self, seconds: float) -> bool:
-        """Wait for a trainer thread for at most `seconds`; return False, at once, if none is busy."""
+        """Wait for a trainer thread of the worker role for at most `seconds`; return False at once if none is busy."""
 
     def compute_on(self) -> None:
-        """Let the trainer threads work while this rank agrees with the others on a membership."""
+        """Let the worker role's trainer threads work while this rank agrees with others on a membership."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Abandoned:
 
     @property
     def over(self) -> bool:
-        """Return whether no transfer can arrive any more."""
+        """Return whether no transfer can arrive any more in the memory of an earlier generation."""
         return time.monotonic() - self.since > LATE_SECONDS
 
     def forget(self) -> None:
-        """Free the memory; a window itself cannot be freed without the ranks that are lost."""
+        """Free the memory of an earlier generation; a window itself cannot be freed without the lost ranks."""
         self.transfers.clear()
         for window in self.windows:
             window.forget()
@@ -137,24 +137,24 @@ class RankRuntime:
         return cast(WorkerRole | None, self.roles.get("worker"))
 
     def step(self) -> bool:
-        """Make a step of each role and of the coordinator; return whether anything was done."""
+        """Make a step of each role of the rank and of the coordinator; return whether anything was done."""
         worked = any([role.step() for role in self.roles.values()])
         return (self.coordinator is not None and self.coordinator.step()) or worked
 
     def rest(self, seconds: float) -> None:
-        """Wait for `seconds`, or until a trainer thread has a result."""
+        """Rest all roles of the rank for `seconds`, or until a trainer thread has a result."""
         worker = self.worker
         if worker is None or not worker.rest(seconds):
             time.sleep(seconds)
 
     def compute_on(self) -> None:
-        """Let trainer threads work while this rank agrees with the others on a membership."""
+        """Let trainer threads of the rank work while it agrees with the others on a membership."""
         worker = self.worker
         if worker is not None:
             worker.compute_on()
 
     def report(self, coordinator: int) -> None:
-        """Send the statistics of each role to rank `coordinator`; free memory of earlier generations when it is due."""
+        """Send the statistics of each role of the rank to `coordinator`; free earlier memory when it is due."""
         self._forget_late()
         for role in self.roles.values():
             self.channel.send(Statistics(role.stats(), at=time.monotonic()), coordinator)
@@ -170,7 +170,7 @@ class RankRuntime:
         return [*for_snapshot, *(wait for role in self.roles.values() for wait in role.awaits())]
 
     def handle_messages(self, dog: Watchdog) -> bool:
-        """Pass each received message to what it is for; return True when the job is over."""
+        """Pass each message that the rank received to its role; return True when the job is over."""
         for source, message in self.channel.receive():
             if isinstance(message, JobOver):
                 return True
@@ -178,7 +178,7 @@ class RankRuntime:
         return False
 
     def _handle(self, source: int, message: Message, dog: Watchdog) -> None:
-        """Pass a message of rank `source` to what it is for.
+        """Pass a message of rank `source` to the role of this rank that it is for.
 
         Raise Regroup if spares are to join, GoingBack if training begins again from an earlier state.
         """
@@ -209,7 +209,7 @@ class RankRuntime:
                 self.coordinator.handle(source, message)
 
     def export_state(self, member: int) -> RankState:
-        """Return what this rank, whose member number is `member`, brings into the next generation."""
+        """Return what all roles of this rank, `member`, bring into the next generation."""
         newest = self.coordinator.state() if self.coordinator is not None else self.coordinator_state
         state = RankState(
             member,

@@ -80,7 +80,7 @@ def order_to_follow(states: Sequence[RankState]) -> GoBack | None:
 def plan_recovery(
     states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, staleness: float
 ) -> RecoveryPlan:
-    """Return how the job continues, from the states of all ranks in the order of ranks.
+    """Return the recovery plan: how the job continues, from the states of all ranks in the order of ranks.
 
     `layout` is that of the next generation, `copies` the wanted number of copies of each shard. Raise LostState if the
     states do not have every acknowledged push.
@@ -89,7 +89,7 @@ def plan_recovery(
     sound = find_sound_copies(states, layout, shards, synchronous)
     holders = choose_holders(states, layout, shards, copies, sound)
     batches = [batch for state in states for batch in state.batches]
-    position = _position([state.positions for state in states], sound.clock, max(batches, default=0) // EPOCH)
+    position = _recovered_position([state.positions for state in states], sound.clock, max(batches, default=0) // EPOCH)
     joint = None if np.isinf(staleness) else _joint_batches(states, layout, position, sound.clock)
     clock = None if joint is None else joint.cuts.layouts[-1][0]
     clocks = _next_clocks(states, layout, clock, synchronous)
@@ -107,9 +107,9 @@ def plan_recovery(
         begun=_clocks_after_resent(states, clocks),
         cuts=None if joint is None else joint.cuts,
         left={} if joint is None else joint.left,
-        taken=_taken(states, holders.ranks),
+        taken=_messages_taken(states, holders.ranks),
         out=_batches_in_progress(batches, position.epoch) if joint is None else frozenset(),
-        mean=_mean(tallies),
+        mean=_mean_sums(tallies),
         detected=min(state.detected for state in states if state.detected),
         resumed_at=earliest(state.resumed_at for state in states),
         coordinator=newest_coordinator([state.coordinator for state in states]),
@@ -119,7 +119,7 @@ def plan_recovery(
 
 
 def _acknowledged(states: Sequence[RankState], layout: Layout, version: int | None) -> dict[int, int]:
-    """Return the number of the last acknowledged push of each pusher that keeps its strip.
+    """Return for the recovery the last acknowledged push of each pusher that keeps its strip.
 
     In synchronous training one strip may have an acknowledgement of a clock that other strips lack: that clock is
     computed again, and its acknowledgement does not count. `version` is the last complete clock there.
@@ -134,8 +134,8 @@ def _acknowledged(states: Sequence[RankState], layout: Layout, version: int | No
     return acknowledged
 
 
-def _position(known: Sequence[Mapping[int, Position]], version: int | None, begun: int) -> Position:
-    """Return where training stands, from the positions that servers `known`, by clock.
+def _recovered_position(known: Sequence[Mapping[int, Position]], version: int | None, begun: int) -> Position:
+    """Return where the recovered training stands, from the positions that servers `known`, by clock.
 
     In synchronous training it is the position of the complete clock `version`; raise LostState if no server knows it.
     Otherwise it has every batch of the newest epoch of which any server has applied a part. `begun` is the newest epoch
@@ -158,7 +158,7 @@ def _position(known: Sequence[Mapping[int, Position]], version: int | None, begu
 
 
 def _batches_in_progress(batches: Iterable[int], epoch: int) -> frozenset[int]:
-    """Return the numbers of those `batches` that belong to `epoch`."""
+    """Return the numbers of those `batches` that belong to the `epoch` of the recovery."""
     return frozenset(batch % EPOCH for batch in batches if batch // EPOCH == epoch)
 
 
@@ -171,7 +171,7 @@ class _JointBatches:
 def _joint_batches(
     states: Sequence[RankState], layout: Layout, position: Position, version: int | None
 ) -> _JointBatches:
-    """Return how batches that all replicas compute together are cut from now on, and what remains of those begun.
+    """Return how joint batches are cut after the recovery, and what remains of those begun.
 
     Add the batches of which a share was pushed to `position`. In synchronous training a clock that is not complete is
     computed again, and a replica of strips discards what it has not had acknowledged.
@@ -188,7 +188,7 @@ def _joint_batches(
 
 
 def _images_applied_once(states: Sequence[RankState]) -> int:
-    """Return how many images are applied, without those that are counted again because their push is sent again."""
+    """Return the images applied at the recovery, without those counted again as their push is sent again."""
     resent = [(state.member, clock, images) for state in states for clock, images in state.resent]
     counts = []
     for state in states:
@@ -198,7 +198,7 @@ def _images_applied_once(states: Sequence[RankState]) -> int:
 
 
 def _next_clocks(states: Sequence[RankState], layout: Layout, clock: int | None, synchronous: bool) -> dict[int, int]:
-    """Return the clock of the next push of each pusher.
+    """Return the clock of the next push of each pusher after the recovery.
 
     Where replicas are bound by clocks, new pushers start at `clock`, which no replica has begun; in synchronous
     training, and where replicas have strips, all pushers start there. Otherwise new pushers start where the slowest
@@ -217,13 +217,13 @@ def _next_clocks(states: Sequence[RankState], layout: Layout, clock: int | None,
 
 
 def _clocks_after_resent(states: Sequence[RankState], clocks: Mapping[int, int]) -> dict[int, int]:
-    """Return the clock after the last push that each pusher sends again; its next clock if it sends nothing again."""
+    """Return the clock after the last push that each pusher sends again after a loss; else its next clock."""
     ends = {state.member: clock + 1 for state in states for clock, _ in state.resent}
     return {pusher: max(clock, ends.get(pusher, clock)) for pusher, clock in clocks.items()}
 
 
-def _taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
-    """Return, by pusher and shard, the highest message number in the copy that serves from now on."""
+def _messages_taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> dict[int, dict[int, int]]:
+    """Return, by pusher and shard, the highest message number in the copy that serves after the recovery."""
     taken: dict[int, dict[int, int]] = defaultdict(dict)
     for shard, ranks in enumerate(holders):
         for pusher, number in states[ranks[0]].tables.get(shard, {}).items():
@@ -232,7 +232,7 @@ def _taken(states: Sequence[RankState], holders: Sequence[tuple[int, ...]]) -> d
 
 
 def earliest(times: Iterable[Sequence[float | None]]) -> tuple[float | None, float | None]:
-    """Return the earliest of the first and of the second of each pair in `times`; None where all are None.
+    """Return the earliest first and second time in the pairs of all surviving ranks; None where all are None.
 
     Each server reports when it first applied a push of any pusher and when it had applied one of all pushers.
     """
@@ -241,11 +241,11 @@ def earliest(times: Iterable[Sequence[float | None]]) -> tuple[float | None, flo
 
 
 def newest_coordinator(states: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the state with the highest number; None if no rank has one."""
+    """Return the coordinator state with the highest number that survives; None if no rank has one."""
     return max((state for state in states if state), key=lambda state: state["number"], default=None)
 
 
-def _mean(tallies: Sequence[tuple[int, float, tuple[float, ...]]]) -> tuple[float, ...]:
-    """Return the sums of loss and metrics per image, from `tallies` of (epoch, images, sums)."""
+def _mean_sums(tallies: Sequence[tuple[int, float, tuple[float, ...]]]) -> tuple[float, ...]:
+    """Return the sums of loss and metrics per image before the recovery, from `tallies` of (epoch, images, sums)."""
     images = max(1.0, sum(tally[1] for tally in tallies))
     return tuple(sum(values) / images for values in zip(*(tally[2] for tally in tallies), strict=True))

@@ -35,7 +35,7 @@ class Recovery:
     """Pushes that were sent again and had been applied already."""
 
     def ended_at(self, any_pusher: float | None, all_pushers: float | None) -> "Recovery":
-        """Return the recovery with the durations that end at these times, where they were not known yet."""
+        """Return the logged recovery with the durations that end at these times, where not known yet."""
         seconds = self.seconds
         if seconds is None and any_pusher:
             seconds = round(any_pusher - self.detected, 3)
@@ -54,14 +54,14 @@ class RecoveryLog:
     recoveries: list[Recovery] = field(default_factory=list)
 
     def resume(self, recoveries: Sequence[dict[str, Any]], resumed_at: tuple[float | None, float | None]) -> None:
-        """Continue the log of the coordinator before; `resumed_at` says when its generation applied pushes again.
+        """Continue the recovery log of the coordinator before; `resumed_at`: when it applied pushes again.
 
         A generation that ended before its first push is part of the next recovery.
         """
         self.recoveries = [Recovery(**values).ended_at(*resumed_at) for values in recoveries]
 
     def add(self, plan: RecoveryPlan, gone: Sequence[Place]) -> None:
-        """Add the recovery with which this generation begins: the ranks of `gone` are lost."""
+        """Add the recovery with which this generation begins to the log: the ranks of `gone` are lost."""
         pushes = self.statistics.push_counts()
         counts = [pushes[str(place.member)] for place in gone if str(place.member) in pushes]
         recovery = Recovery(
@@ -93,5 +93,5 @@ class RecoveryLog:
 
     @property
     def in_progress(self) -> bool:
-        """Return whether no push has been applied since the last loss."""
+        """Return whether a recovery is in progress: no push has been applied since the last loss."""
         return bool(self.recoveries) and self.current()[-1].seconds is None

@@ -43,23 +43,24 @@ class Setup:
 
     @property
     def world(self) -> World:
+        """Return the world of the generation that the roles are set up for."""
         return self.generation.world
 
     @property
     def position(self) -> Position:
-        """Return where training stands, as a copy for each role."""
+        """Return where training stands, as a copy for the setup of each role."""
         if self.recovery is None:
             return initial_position(self.job)
         return Position.unpack(self.recovery.position.pack())
 
     @property
     def captured(self) -> tuple[str, ...]:
-        """Return the layers that push factors."""
+        """Return the layers of the setup that push factors."""
         return tuple(captured_layers(self.generation.choices))
 
 
 def set_up(world: World, job: Job, plan: RecoveryPlan | None, kept: Collection[str]) -> Setup:
-    """Return what the roles are made from: memory layout, kernels and windows; collective.
+    """Return the setup that the roles are made from: memory layout, kernels and windows; collective.
 
     `kept` has the roles that this rank keeps from the generation before; the kernels of other roles are loaded.
     """
@@ -83,7 +84,7 @@ def set_up(world: World, job: Job, plan: RecoveryPlan | None, kept: Collection[s
 
 
 def available_cores() -> frozenset[int]:
-    """Return the cores that this process may use."""
+    """Return the cores that this process may use for trainer threads."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -121,7 +122,7 @@ def count_threads(world: World) -> tuple[int, bool]:
 
 
 def initial_state(job: Job, spans: Sequence[tuple[int, int]]) -> Gathered:
-    """Return the state of a server that has `spans` of the flat vector: what the job resumes from, or new weights."""
+    """Return the initial state of a server with `spans` of the flat vector: the resumed one, or new weights."""
     if job.resume is not None:
         return resume_points.read_state(job.resume, parameters.total(job.shapes), spans)
     if job.config.inject.conserve:
@@ -142,7 +143,7 @@ def initial_weights(config: Config, shapes: tuple[LayerShape, ...], spans: Seque
 
 
 def initial_residual(world: World, job: Job, shards: WorkerShards) -> Spans | None:
-    """Return what the codec of our replica had left out of the pushes of `shards` at the snapshot; None without one."""
+    """Return the resumed residual of our replica's codec for pushes of `shards`; None without a snapshot."""
     if job.resume is None or not CODECS[job.config.push.codec].feedback:
         return None
     spans = [(shard.start, shard.stop) for pushed in shards.pushed.values() for shard in pushed]
@@ -150,7 +151,7 @@ def initial_residual(world: World, job: Job, shards: WorkerShards) -> Spans | No
 
 
 def initial_position(job: Job) -> Position:
-    """Return where training starts, with room for the batches of an epoch."""
+    """Return the position where training starts, with room for the batches of an epoch."""
     # Uneven shares make a few batches more than even ones: at most one for each replica.
     room = -(-job.description.train // job.config.train.batch) + job.replicas
     position = Position(room)

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from adam_mpi.base import log as logs
 from adam_mpi.base.errors import GoingBack, RankFailure, UserError
-from adam_mpi.cluster import failure_report, fence, sentinel
+from adam_mpi.cluster import fence, report_once, sentinel
 from adam_mpi.cluster.idle import Idle
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.watchdog import Watchdog, dump_stack_on_signal
@@ -51,14 +51,14 @@ def train_command(
         run_job(comm, given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     except UserError as error:
         # Every rank has the same error: one reports it. Of processes that do not know of each other, the first does.
-        if comm.rank == 0 and (comm.size > 1 or not failure_report.launched_rank()):
-            failure_report.print_line(f"adam_mpi: {error}")
+        if comm.rank == 0 and (comm.size > 1 or not report_once.launched_rank()):
+            report_once.print_line(f"adam_mpi: {error}")
         return 2
     return 0
 
 
 def _is_done(comm: MPI.Comm, given: Given, overrides: Sequence[str], directory: str | None) -> bool:
-    """Return whether the run in `directory` has all wanted epochs already, and say so; collective."""
+    """Return whether the run in `directory` has all wanted epochs already, before it starts, and say so; collective."""
 
     def ask_first_rank() -> int:
         return from_first_rank(comm, lambda: epochs_done(given, overrides, directory))
@@ -88,10 +88,10 @@ def run_job(
     another program that is one rank only, the error is raised instead.
     """
     if MPI.COMM_WORLD.size == 1:
-        failure_report.check_alone(os.environ, MPI.Get_library_version())
+        report_once.check_alone(os.environ, MPI.Get_library_version())
     request = JobRequest(given, overrides, directory, resume, minutes=minutes, take_over=take_over)
     world, job = _collective(comm, lambda: agree_on_job(comm, request))
-    os.environ[failure_report.OWNER_FILE] = str(job.owner.path)
+    os.environ[report_once.OWNER_FILE] = str(job.owner.path)
     logs.start_rank_log(job.directory, world.rank, str(world.place))
     dump_stack_on_signal()
     connection = connect_sentinel(world, job.failure_file)
@@ -104,14 +104,14 @@ def run_job(
         ending.report_failure(world, connection, job.failure_file, error)
         if inside and comm.size == 1:
             job.owner.release()
-            os.environ.pop(failure_report.OWNER_FILE)
+            os.environ.pop(report_once.OWNER_FILE)
             raise
         ending.end_after_failure(world, job.failure_file, error)
     connection.close()
     log.info("finished")
     if world.rank == world.layout.coordinator:
         job.owner.release()
-    os.environ.pop(failure_report.OWNER_FILE)
+    os.environ.pop(report_once.OWNER_FILE)
     ending.dismiss_spares(world)
     # MPI's own end would also wait for a rank that was too busy with its spares to end in order.
     if (world.broken or (world.survivable and job.config.recover.spares)) and not inside:
@@ -120,7 +120,7 @@ def run_job(
 
 
 def _collective(comm: MPI.Comm, work: Callable[[], T]) -> T:
-    """Return what `work` returns, which is collective; a rank that fails in it leaves no other rank waiting."""
+    """Return what `work` returns, a collective step of the job; a rank that fails leaves no other rank waiting."""
     try:
         return work()
     except UserError:
@@ -132,7 +132,7 @@ def _collective(comm: MPI.Comm, work: Callable[[], T]) -> T:
 
 
 def _write_timeline(world: World, runtime: RankRuntime, job: Job, timeline: Timeline | None) -> None:
-    """Write the timeline if there is one, and wait for all ranks; collective."""
+    """Write the timeline of the job if there is one, and wait for all ranks; collective."""
     if timeline is not None:
         timeline.write(world)
     ending.finish_job(world, runtime, job)
@@ -146,7 +146,7 @@ def join_command(directory: Path) -> int:
     world = joined.world
     job = joined.job
     logs.start_rank_log(job.directory, world.place.member, str(world.place))
-    os.environ[failure_report.OWNER_FILE] = str(job.owner.path)
+    os.environ[report_once.OWNER_FILE] = str(job.owner.path)
     # Ranks on this host ask by a signal where this one is: unhandled it would end the process.
     dump_stack_on_signal()
     world.catch_signals()
@@ -198,7 +198,7 @@ def _run_generations(
 
 
 def _recover(world: World, runtime: RankRuntime, failure: Exception, watch: fence.MembershipWatch) -> World:
-    """Agree with the surviving ranks on a new membership; return the world of the next generation."""
+    """Recover between two generations: agree with the surviving ranks on a membership; return the next world."""
     log.warning("generation %d ends: %s", world.generation, failure)
     world.broken = True
     runtime.detected = time.time()

@@ -35,7 +35,7 @@ class Holders:
 def find_sound_copies(
     states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], synchronous: bool
 ) -> SoundCopies:
-    """Return the copies that have every acknowledged push; raise LostState if a shard has none.
+    """Return the shard copies that have every acknowledged push; raise LostState if a shard has none.
 
     `states` has the state of each rank in the order of ranks.
     """
@@ -56,7 +56,7 @@ def find_sound_copies(
 def _sound_synchronous(
     states: Sequence[RankState], servers: Sequence[RankState], shards: Sequence[Shard], strips: int
 ) -> SoundCopies:
-    """Return the copies that are at the last complete clock or can be taken back to it, and that clock.
+    """Return the shard copies at the last complete clock, or that can be taken back to it, and that clock.
 
     The clock is complete when every shard has a copy of it; a clock beyond it is computed again.
     """
@@ -97,7 +97,7 @@ def _least_complete_clock(states: Sequence[RankState], servers: Sequence[RankSta
 
 
 def _has_all_pushes(state: RankState, shard: int, acknowledged: Mapping[int, int]) -> bool:
-    """Return whether no push can have been acknowledged without the copy of `shard` that this server has.
+    """Return whether the copy of `shard` on this server has all pushes that can have been acknowledged.
 
     Pushes wait for a copy that was complete when the generation began or has been rebuilt since. They do not wait for a
     copy that is being rebuilt: it is sound only if every pusher of its strip is alive and has had no push acknowledged
@@ -127,7 +127,7 @@ def _check_every_shard_is_left(versions: Versions, servers: Sequence[RankState],
 def choose_holders(
     states: Sequence[RankState], layout: Layout, shards: Sequence[Shard], copies: int, sound: SoundCopies
 ) -> Holders:
-    """Return which ranks hold each shard, and which of them have to receive a copy of it."""
+    """Return which ranks hold each shard after a loss, and which of them have to receive a copy of it."""
     hosts = {layout.places[rank].member: layout.places[rank].host for rank in layout.servers}
     preferred = place(shards, hosts, copies)
     rank_of = {state.member: rank for rank, state in enumerate(states)}
@@ -144,7 +144,7 @@ def choose_holders(
 def choose_members(
     preferred: Sequence[int], versions: Mapping[int, int], newest: int, copies: int
 ) -> tuple[list[int], list[int]]:
-    """Return the members that hold a shard, the one that serves it first, and those of them that lack it.
+    """Return the members that hold a shard after a loss, its server first, and those of them that lack it.
 
     `preferred` has the members in the order of the placement, `versions` what each member has. The first preferred
     member with the `newest` version serves. As long as a preferred member lacks the shard, all members that have the
@@ -167,5 +167,5 @@ def find_stale_copies(states: Sequence[RankState], layout: Layout, sound: SoundC
 
 
 def newest_versions(versions: Versions, shards: Sequence[Shard]) -> list[int]:
-    """Return the highest version of each shard that any server has."""
+    """Return the highest version of each shard that any surviving server has."""
     return [max(held[shard.index] for held in versions.values() if shard.index in held) for shard in shards]

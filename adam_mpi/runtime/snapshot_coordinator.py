@@ -31,7 +31,7 @@ class SnapshotCoordinator:
     def __init__(
         self, channel: ControlChannel, settings: SnapshotSettings, describe: Callable[[], dict[str, Any]]
     ) -> None:
-        """Make a coordinator; `describe` returns what the manifest of a new snapshot says besides the position."""
+        """Make a coordinator of snapshots; `describe` returns what a manifest says besides the position."""
         self.channel = channel
         self.settings = settings
         self.members = settings.members
@@ -71,7 +71,7 @@ class SnapshotCoordinator:
         return bool(self.stage)
 
     def order(self) -> None:
-        """Take a snapshot now, or another one after the one that is being taken."""
+        """Order a snapshot now, or another one after the one that is being taken."""
         if self.busy:
             self.again = True
             return
@@ -86,7 +86,7 @@ class SnapshotCoordinator:
             self.channel.send(HoldSnapshot(role), rank)
 
     def handle(self, source: int, message: SnapshotHeld | SnapshotWritten) -> None:
-        """Handle the answer of a server or pusher; the last one begins the next stage."""
+        """Handle the answer of a member of the snapshot; the last one begins the next stage."""
         expected = SnapshotHeld if self.stage == "held" else SnapshotWritten if self.stage == "stored" else None
         assert type(message) is expected, f"{message} of rank {source} in stage {self.stage!r} of a snapshot"
         values = {"clocks": message.clocks} if isinstance(message, SnapshotHeld) else message.values
@@ -101,7 +101,7 @@ class SnapshotCoordinator:
             self._seal(answers)
 
     def _take(self, answers: Sequence[dict[str, Any]]) -> None:
-        """Let all members write the state of the same clocks."""
+        """Let all members of the snapshot write the state of the same clocks."""
         self.stage = "stored"
         clocks = self._clocks(answers)
         part = str(self.settings.part(self.number))
@@ -109,7 +109,7 @@ class SnapshotCoordinator:
             self.channel.send(TakeSnapshot(role, clocks, part), rank)
 
     def _clocks(self, answers: Sequence[dict[str, Any]]) -> list[int]:
-        """Return the clock at which each pusher is cut: the furthest that any member has begun.
+        """Return the clock at which the snapshot cuts each pusher: the furthest that any member has begun.
 
         The strips of a replica are cut at one clock, as they make one step together; so are all replicas where batches
         are joint.
@@ -137,7 +137,7 @@ class SnapshotCoordinator:
         self.sealing = DiskTask("seal", work, self.settings.seconds)
 
     def _check(self, answers: Sequence[dict[str, Any]]) -> None:
-        """Set `error` if a member could not write its part, or if the servers are not at one position."""
+        """Set the snapshot's `error` if a member could not write its part, or servers are not at one position."""
         self.error = next((answer["error"] for answer in answers if "error" in answer), "")
         self.hung = any(answer.get("hung") for answer in answers)
         servers = answers[: len(self.settings.servers)]
@@ -169,7 +169,7 @@ class SnapshotCoordinator:
             self.order()
 
     def _note_taken(self, name: str) -> None:
-        """Note when the state of the snapshot `name` was copied; another one of that name is replaced."""
+        """Note when the state of the snapshot `name` was copied; another of that name is replaced."""
         self.times[name] = self.sealed
         self.good = [other for other in self.good if other != name]
 
@@ -178,7 +178,7 @@ class SnapshotCoordinator:
         self.good += [name for name in self.taken if name not in self.good and self.times.get(name, until) < until]
 
     def _warn(self) -> None:
-        """Warn on the terminal, but only in the log for each of many short epochs."""
+        """Warn of a failed snapshot on the terminal, but only in the log for each of many short epochs."""
         text = f"warning: no snapshot: {self.error}"
         if time.monotonic() > self.quiet_until:
             print_and_log(text)
@@ -187,7 +187,7 @@ class SnapshotCoordinator:
             log.warning(text)
 
     def awaits(self) -> list[Wait]:
-        """Return the members that owe an answer.
+        """Return the members that owe an answer about the snapshot.
 
         A member answers the order to hold at once, but writes its part only when it has all pushes that belong to it.
         """
@@ -199,6 +199,6 @@ class SnapshotCoordinator:
         return []
 
     def abandon(self) -> None:
-        """Give up naming a snapshot: another generation has begun."""
+        """Give up the snapshot that is being named: another generation has begun."""
         if self.sealing is not None:
             self.sealing.given_up = True

@@ -48,11 +48,11 @@ class SnapshotSettings:
         return [("server", rank) for rank in self.servers] + [("worker", rank) for rank in self.pushers]
 
     def part(self, number: int) -> Path:
-        """Return the folder in which snapshot `number` is made; that of a job that has lost the run is another one."""
+        """Return the folder in which snapshot `number` is made; a job that has lost the run has another one."""
         return self.folder / f"{snapshot.PART}{self.owner.number if self.owner else 0}-{number}"
 
     def remove_unfinished(self) -> None:
-        """Complete or undo the renames of a coordinator that was lost, and remove what it was making."""
+        """Complete or undo the snapshot renames of a coordinator that was lost; remove its other parts."""
         snapshot.finish_renames(self.folder)
         self.clear(snapshot.PART, snapshot.OLD)
 
@@ -83,6 +83,7 @@ class SnapshotSeal:
 
     @property
     def part(self) -> Path:
+        """Return the folder in which the snapshot to seal is made."""
         return self.settings.part(self.number)
 
     def discard(self) -> list[str]:
@@ -102,6 +103,7 @@ class SnapshotSeal:
             raise
 
     def _seal(self) -> list[str]:
+        """Write model file and manifest of the snapshot and rename it; return the names of this job's snapshots."""
         manifest = self._manifest()
         name = manifest["name"]
         attributes = {"snapshot": name} | {key: manifest[key] for key in ("epochs", "images", "config")}
@@ -118,7 +120,7 @@ class SnapshotSeal:
         return taken
 
     def _manifest(self) -> dict[str, Any]:
-        """Return the manifest, from the position at which all servers are."""
+        """Return the manifest of the snapshot to seal, from the position at which all servers are."""
         epoch, batches, images, clock = (self.answers[0][key] for key in POSITION)
         epochs = self.description["epochs"]
         if epoch <= epochs:
@@ -144,7 +146,7 @@ class SnapshotSeal:
         }
 
     def _rename(self, path: Path) -> None:
-        """Rename the part to `path`; after a kill at any moment `restore` finds it, or the one of that name before."""
+        """Rename the snapshot's part to `path`; after a kill `finish_renames` completes or undoes it."""
         settings = self.settings
         if settings.owner:
             settings.owner.check()
@@ -157,7 +159,7 @@ class SnapshotSeal:
         settings.clear(snapshot.OLD)
 
     def _remove_old(self, taken: Sequence[str]) -> None:
-        """Remove all but `keep` snapshots: the newest that this job has `taken`, then those before its first one.
+        """Remove all but `keep` snapshots: the newest that this job has `taken`, then those before its first.
 
         The last one that is known to be good stays too: the newest may turn out to have diverged weights.
         Snapshots of earlier jobs that are further than the first of this job are removed: this job went another way.

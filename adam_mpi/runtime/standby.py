@@ -33,7 +33,7 @@ class Joined:
 
 
 def wait_to_join(directory: Path) -> Joined:
-    """Get ready for the job in `directory` and wait until it needs this process; end the process if it does not."""
+    """Get this spare ready for the job in `directory` and wait until the job needs it; else end the process."""
     parent = spares.return_errors(MPI.Comm.Get_parent())
     try:
         return _stand_by(parent, directory)
@@ -67,7 +67,7 @@ def _stand_by(parent: MPI.Intercomm, directory: Path) -> Joined:
 
 
 def _get_ready(job: Job, captured: Sequence[str]) -> DataSet:
-    """Load the kernels of all roles and open the data set; layers of `captured` push factors."""
+    """Get a spare ready: load the kernels of all roles and open the data; layers of `captured` push factors."""
     cut = partition(job.shapes, job.config.layout.partitions, job.config.layout.scheme)
     for strip in cut.strips if len(cut) > 1 else (None,):
         compile.compile_now(["worker", "server"], compile.make_network(job, strip, captured))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from adam_mpi.base.errors import LostRun, RankFailure, Stall
 from adam_mpi.checkpoint.owner import Owner
-from adam_mpi.cluster import failure_report, fence, sentinel
+from adam_mpi.cluster import fence, report_once, sentinel
 from adam_mpi.cluster.control_messages import ControlChannel, Grow, Message, SparesReport, Spawn
 from adam_mpi.cluster.sentinel import SentinelConnection
 from adam_mpi.cluster.world import World
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def send_to_all(channel: ControlChannel, world: World, message: Message) -> None:
-    """Send `message` to every rank, this one included."""
+    """Send the control `message` of a supervisor to every rank, this one included."""
     for place in world.layout.places:
         channel.send(message, place.rank)
 
@@ -58,11 +58,11 @@ class LivenessMonitor:
         """Rank -> when its sentinel was ordered to end it."""
 
     def received(self, rank: int) -> None:
-        """Note that a message of `rank` has been received."""
+        """Note that `rank` is alive, because a message of it has been received."""
         self.last_message[rank] = time.monotonic()
 
     def step(self) -> None:
-        """Check this rank, then the others.
+        """Check that this rank has its place, then that the others are alive.
 
         Raise Evicted or LostRun if others have the place of this rank, RankFailure for a silent rank that ends the job,
         and Stall for one that could not be ended.
@@ -96,7 +96,7 @@ class LivenessMonitor:
             except (fence.Evicted, LostRun) as error:
                 found.append(error)
 
-        if not failure_report.finishes_within(DISK_SECONDS, check):
+        if not report_once.finishes_within(DISK_SECONDS, check):
             log.warning("%s does not answer; whether others have this rank's place is not known", self.directory)
         for error in found:
             raise error
@@ -156,7 +156,7 @@ class SpareKeeper:
 
     @property
     def count(self) -> SpareCount:
-        """Return how many spares are ready, and how many are starting."""
+        """Return how many spares are ready for a loss, and how many are starting."""
         reports = self.reports.values()
         return SpareCount(sum(report.ready for report in reports), sum(report.coming for report in reports))
 
@@ -191,7 +191,7 @@ class SpareKeeper:
 
 
 def may_join(missing: int, ready: int, coming: int) -> bool:
-    """Return whether spares join now: all missing ranks at once, as each change stops the others, or the last ones.
+    """Return whether spares join now: all missing ranks at once, as each change stops others, or the last ones.
 
     `missing` ranks are wanted, `ready` spares can join, `coming` spares are starting.
     """
@@ -232,9 +232,7 @@ def watch_recoveries(world: World, job: Job, connection: SentinelConnection) -> 
 
     def end_late() -> None:
         text = f"surviving ranks did not agree on a new membership within {seconds:g} s"
-        failure_report.report_failure(
-            job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume"
-        )
+        report_once.report_failure(job.failure_file, f"{world.place}: {text}; the job ends; restart it with --resume")
         connection.close()
         os._exit(1)
 

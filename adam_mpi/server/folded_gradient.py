@@ -53,4 +53,4 @@ class FoldedGradient:
         """Count a shard whose copies have all taken the step; with the last one the memory is returned."""
         self.pending -= 1
         if not self.pending and self.buffer is not None:
-            stepper.values.folds.give(self.buffer)
+            stepper.values.folds.give_back(self.buffer)

@@ -38,7 +38,7 @@ class MessageValues:
     def release(self, message: ReceivedMessage) -> None:
         """Return the buffer that `unpack` took, if it took one."""
         if message.buffer is not None:
-            self.pool.give(message.buffer)
+            self.pool.give_back(message.buffer)
 
     def decode(self, band: Sequence[Shard], message: ReceivedMessage, values: np.ndarray) -> None:
         """Write the values of `message` for `band` into `values`: decoded, or its factors multiplied."""
@@ -68,7 +68,7 @@ class MessageValues:
             part = total if whole else total[message.first - first :][: message.values]
             self.decode(band, message, values[: part.size])
             kernels.add(part, values[: part.size], np.float32(scale))
-        self.pool.give(values)
+        self.pool.give_back(values)
 
     def fold(self, band: Sequence[Shard], scaled: Sequence[ScaledMessage], partial: bool) -> np.ndarray | None:
         """Return a buffer of `folds` with the sum of the finite messages for `band`; None if there is none.

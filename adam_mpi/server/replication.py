@@ -101,7 +101,7 @@ class Replicator:
 
     def _arena(self, server: int) -> np.ndarray:
         """Return the folded gradients of `server`, where we can read them."""
-        memory = self.replication_window.direct(server, self.memory_layout.peers.bytes, self.memory_layout.arena)
+        memory = self.replication_window.memory_of(server, self.memory_layout.peers.bytes, self.memory_layout.arena)
         return EMPTY if memory is None else memory.view(np.float32)
 
     def send(self, record: Record) -> None:

@@ -239,7 +239,7 @@ class Stepper:
         for shard, start in zip(band, accumulate((shard.size for shard in band), initial=0), strict=False):
             own = part if len(band) == 1 else slice(None)
             self.steps.run(shard.index, own, total, ([start], [scale]), counts, rate)
-        self.values.pool.give(total)
+        self.values.pool.give_back(total)
 
     def _multiply_into_weights(self, band: Sequence[Shard], scaled: list[ScaledMessage], rate: float) -> None:
         """Multiply factors straight into the weights: without a state, the step is a sum."""

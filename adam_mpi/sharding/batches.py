@@ -37,12 +37,12 @@ class Batch:
 
     @property
     def pixels(self) -> np.ndarray:
-        """Return the first input."""
+        """Return the first input of a batch."""
         return next(iter(self.inputs.values()))
 
     @property
     def labels(self) -> np.ndarray:
-        """Return the first target."""
+        """Return the first target of a batch."""
         return next(iter(self.targets.values()))
 
 
@@ -61,12 +61,12 @@ def image_batch(
 
 
 def select(values: Mapping[str, np.ndarray], chosen: slice | np.ndarray) -> dict[str, np.ndarray]:
-    """Return the `chosen` images of all arrays."""
+    """Return the `chosen` images of all arrays of a batch."""
     return {name: array[chosen] for name, array in values.items()}
 
 
 def most_parts(in_flight: int, ranks: int) -> tuple[int, int]:
-    """Return the most parts of a batch, and the ranks that share its images.
+    """Return the most parts that a batch is cut into, and the ranks that share its images.
 
     A hybrid replica of `ranks` ranks has as many rounds as ranks; otherwise `in_flight` parts are computed at a time.
     """
@@ -79,7 +79,7 @@ def count_parts(images: int, most: int, ranks: int = 1) -> int:
 
 
 def largest_part(batch: int, most: int, ranks: int = 1) -> int:
-    """Return how many images a part of a batch of up to `batch` images has at most: the capacity of a context.
+    """Return the most images of a part of a batch of up to `batch` images: the capacity of a context.
 
     Shares and rounds are both cut evenly: that may add an image for each rank but one.
     """
@@ -87,7 +87,7 @@ def largest_part(batch: int, most: int, ranks: int = 1) -> int:
 
 
 def shares(images: int, ranks: int) -> tuple[int, ...]:
-    """Return the edges of `ranks` consecutive shares of `images` images, of nearly equal size."""
+    """Return the edges of `ranks` consecutive shares of a batch of `images` images, of nearly equal size."""
     return tuple(rank * images // ranks for rank in range(ranks + 1))
 
 
@@ -135,11 +135,11 @@ class BatchCuts:
     """Grows with every generation."""
 
     def workers(self, clock: int) -> Mapping[int, int]:
-        """Return worker -> replica, of the workers that have a share of `clock`."""
+        """Return worker -> replica, of the workers that have a share of the joint batch of `clock`."""
         return next((replicas for first, replicas in reversed(self.layouts) if first <= clock), {})
 
     def piece(self, clock: int, worker: int) -> Share:
-        """Return the share of `clock` that `worker` has."""
+        """Return the share of the joint batch of `clock` that `worker` has."""
         replicas = self.workers(clock)
         return replicas[worker], len(set(replicas.values()))
 
@@ -190,7 +190,7 @@ def resume_batches(
     keep: bool,
     clock: int | None = None,
 ) -> tuple[BatchCuts, dict[int, BatchRemainder]]:
-    """Return the cuts of the next generation, and number -> what is left of batches of `epoch` that are begun.
+    """Return the cuts of joint batches in the next generation, and number -> the rest of batches that are begun.
 
     `known`: member -> its progress. `replicas`: worker -> replica in the next generation. `batches`: which batches have
     a share in the weights; those with a share on its way are added. `keep`: workers keep what they have pushed, which
@@ -219,7 +219,7 @@ def resume_batches(
 
 
 def _lost(earlier: BatchCuts, ends: Mapping[int, int], base: int, stop: int) -> frozenset[tuple[int, int]]:
-    """Return (clock, worker) of the shares from clock `base` to `stop` that were lost with workers.
+    """Return (clock, worker) of the shares of joint batches from clock `base` to `stop` that were lost with workers.
 
     `ends`: worker that is gone -> the clock of its first push that is not applied.
     """
@@ -230,7 +230,7 @@ def _lost(earlier: BatchCuts, ends: Mapping[int, int], base: int, stop: int) -> 
 
 
 def _reached(known: Collection[Progress]) -> dict[int, int]:
-    """Return worker -> the clock up to which all servers have applied its pushes."""
+    """Return worker -> the clock up to which all servers have applied its shares of joint batches."""
     reached: dict[int, int] = {}
     for progress in known:
         for worker, clock in progress.reached.items():
@@ -249,14 +249,14 @@ def _base(known: Collection[Progress], epoch: int, count: int, reached: Mapping[
 def _layouts(
     earlier: BatchCuts, base: int, clock: int, replicas: Mapping[int, int]
 ) -> tuple[tuple[int, Mapping[int, int]], ...]:
-    """Return the earlier layouts of batches of this epoch, and the new one from `clock` on."""
+    """Return the earlier layouts of joint batches of this epoch, and the new one from `clock` on."""
     kept = [layout for layout in earlier.layouts if layout[0] < clock]
     needless = sum(first <= base for first, _ in kept) - 1
     return *kept[max(0, needless) :], (clock, dict(replicas))
 
 
 def _window(cuts: BatchCuts, count: int, alive: Mapping[int, Progress]) -> dict[int, BatchRemainder]:
-    """Return number -> what is left of a batch, where anything is."""
+    """Return number -> what is left of a joint batch, where anything is."""
     due = min((known.next - cuts.base for known in alive.values() if known.next is not None), default=count)
     pushed = {number for known in alive.values() for number in known.pushed}
     numbers = pushed | {clock - cuts.base for clock, _ in cuts.lost}
@@ -265,7 +265,7 @@ def _window(cuts: BatchCuts, count: int, alive: Mapping[int, Progress]) -> dict[
 
 
 def _left(cuts: BatchCuts, number: int, alive: Mapping[int, Progress]) -> BatchRemainder:
-    """Return what is left of batch `number`."""
+    """Return what is left of joint batch `number`."""
     clock = cuts.base + number
     pushed = 0
     due: list[Share] = []

@@ -43,16 +43,16 @@ class Field:
 
     @property
     def values(self) -> int:
-        """Return the number of values of one image."""
+        """Return the number of values that a field has of one image."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Return the bytes of one image."""
+        """Return the bytes that a field has of one image."""
         return self.values * np.dtype(self.dtype).itemsize
 
     def bytes(self, images: int) -> int:
-        """Return the bytes of `images` images in a message."""
+        """Return the bytes of a field of `images` images in a message."""
         return -(-images * self.size // ALIGNMENT) * ALIGNMENT
 
 
@@ -67,7 +67,7 @@ SOFT = (Field(OTHER, "int64", (), TARGET, CLASSES), Field(WEIGHT, "float32", (),
 
 
 def image_fields(shape: tuple[int, ...], dtype: str = "uint8") -> tuple[Field, Field]:
-    """Return the fields of images of `shape` with a class each."""
+    """Return the fields of a batch of images of `shape` with a class each."""
     return Field(INPUT, dtype, shape), CLASS
 
 
@@ -85,12 +85,12 @@ def cut_columns(fields: Sequence[Field], first: int, end: int) -> tuple[Field, .
 
 
 def message_bytes(images: int, fields: Sequence[Field]) -> int:
-    """Return the bytes of a message with `images` images, or of the largest one with at most as many."""
+    """Return the bytes of a message with the fields of `images` images, or of the largest one up to as many."""
     return 8 * (HEADER_WORDS + images) + sum(field.bytes(images) for field in fields)
 
 
 def pack_batch(header: Sequence[int], mark: int, ids: np.ndarray, values: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a message as bytes; `values` are the arrays of the fields in their order, `mark` is their signature."""
+    """Return the fields of a batch as a message; `values`: the arrays in the fields' order, `mark`: their signature."""
     words = np.zeros(HEADER_WORDS, np.int64)
     words[: len(header)] = header
     words[SIGNATURE] = mark
@@ -106,7 +106,7 @@ def pack_batch(header: Sequence[int], mark: int, ids: np.ndarray, values: Sequen
 
 
 def unpack_batch(message: np.ndarray, fields: Sequence[Field], mark: int, own: int) -> dict[str, np.ndarray]:
-    """Return the arrays of a message by name, as views; inputs are of `own` images, targets of all.
+    """Return the fields in a message by name, as views; inputs are of `own` images, targets of all.
 
     Raises UserError for a message whose signature is not `mark`, that of the sender's description.
     """
@@ -128,5 +128,5 @@ def unpack_batch(message: np.ndarray, fields: Sequence[Field], mark: int, own: i
 
 
 def split(fields: Sequence[Field], values: Mapping[str, np.ndarray], role: str) -> dict[str, np.ndarray]:
-    """Return the arrays of the fields with this `role`, in their order."""
+    """Return the arrays of the fields with this `role`, inputs or targets, in their order."""
     return {field.name: values[field.name] for field in fields if field.role == role}

@@ -78,37 +78,37 @@ class MemoryLayout:
 
     @property
     def rings(self) -> Rings:
-        """Return the rings of pushers in a mailbox."""
+        """Return the rings of pushers in a mailbox of this memory layout."""
         return Rings(len(self.pushers), self.slots, self.slot_bytes, 0)
 
     @property
     def ring_bytes(self) -> int:
-        """Return the bytes of one pusher's ring."""
+        """Return the bytes of one pusher's ring in the memory layout."""
         return self.rings.ring_bytes
 
     @property
     def body_words(self) -> int:
-        """Return how many words the body of a message may have."""
+        """Return how many words the body of a message may have in a slot of this memory layout."""
         return self.slot_bytes // 4 - message_words(0, MOST_BATCHES) - 1
 
     @property
     def mailbox_bytes(self) -> int:
-        """Return the bytes of a mailbox."""
+        """Return the bytes of a server's mailbox in the memory layout."""
         return self.rings.bytes
 
     @property
     def replication_bytes(self) -> int:
-        """Return the bytes of a server in the replication window."""
+        """Return the bytes of a server in the replication window of the memory layout."""
         return self.peers.bytes + self.arena
 
     @property
     def parameters(self) -> int:
-        """Return how many parameters the flat vector has."""
+        """Return how many parameters the flat vector of the memory layout has."""
         return self.shards[-1].stop
 
     @cached_property
     def frozen(self) -> frozenset[int]:
-        """Return the shards whose parameters are all frozen: nothing but headers is pushed of them."""
+        """Return the shards of the memory layout whose parameters are all frozen: only headers are pushed of them."""
         return frozenset(
             shard.index
             for shard in self.shards
@@ -130,7 +130,7 @@ class MemoryLayout:
         return self.line_offset(len(self.pushers) + self.peers.count)
 
     def size(self, server: int) -> int:
-        """Return how many parameters `server` serves."""
+        """Return how many parameters `server` serves in this memory layout."""
         return sum(shard.size for shard in self.served[server])
 
     def region_offset(self, server: int, region: str) -> int:
@@ -146,7 +146,7 @@ class MemoryLayout:
         return self.region_offset(server, last) + WIDTHS[last] * self.size(server)
 
     def runs(self, server: int, region: str, wanted: frozenset[int] | None = None) -> list[tuple[int, int, int]]:
-        """Return (start in the flat vector, parameters, byte offset) of runs of wanted shards that one read fetches."""
+        """Return (start in the flat vector, parameters, byte offset) of runs of shards that one read fetches."""
         runs: list[tuple[int, int, int]] = []
         offset = self.region_offset(server, region)
         width = WIDTHS[region]
@@ -170,7 +170,7 @@ def plan_layout(
     shards: Sequence[Shard] = (),
     holders: Sequence[tuple[int, ...]] = (),
 ) -> MemoryLayout:
-    """Return the layout for `servers` (rank -> host) and `pushers`; shards are cut as configured and placed by hashing.
+    """Return the memory layout for `servers` (rank -> host) and `pushers`; shards are placed by hashing.
 
     Later generations give the `shards` there are, and their `holders`.
     """
@@ -202,7 +202,7 @@ def plan_layout(
 
 
 def _regions(config: Config) -> tuple[str, ...]:
-    """Return the regions that a server publishes."""
+    """Return the regions of the weights window that a server publishes."""
     regions = ["weights"]
     if config.optimizer.ema:
         regions.append("ema")
@@ -212,7 +212,7 @@ def _regions(config: Config) -> tuple[str, ...]:
 
 
 def _peer_rings(largest: int, servers: int, pushers: int, room: int) -> Rings:
-    """Return the rings of records between `servers` servers, for shards of up to `largest` parameters."""
+    """Return the replication rings between `servers` servers, for shards of up to `largest` parameters."""
     record = lined(4 * message_words(largest, 1 + 2 * pushers + RECORD_BATCHES))
     return Rings(servers, max(2, min(MOST_SLOTS, room // (servers * record))), record, pushers)
 
@@ -220,7 +220,7 @@ def _peer_rings(largest: int, servers: int, pushers: int, room: int) -> Rings:
 def cut_for(
     tensors: Sequence[Tensor], pushers: int, config: Config, partition: Partition | None = None
 ) -> tuple[Shard, ...]:
-    """Return the shards, smaller than configured where mailboxes have no room for two of them per pusher.
+    """Return the shards of a memory layout, smaller than configured where mailboxes lack room for two per pusher.
 
     In a partition every shard belongs to one strip, so that a replica pushes it once. Frozen parameters have shards of
     their own. Raises UserError if mailboxes
@@ -238,7 +238,7 @@ def cut_for(
 
 
 def _slot_bytes(parameters: int, config: Config) -> int:
-    """Return the bytes of a slot for messages of up to `parameters` parameters."""
+    """Return the bytes of a mailbox slot for messages of up to `parameters` parameters."""
     body = CODECS[config.push.codec].words(parameters)
     return lined(4 * message_words(body, MOST_BATCHES))
 
@@ -253,7 +253,7 @@ class WorkerShards:
 
     @property
     def size(self) -> int:
-        """Return how many parameters the worker's vector has."""
+        """Return how many parameters the vector of the worker's shards has."""
         return self.memory_layout.parameters if self.cut is None else self.cut.strips[self.strip].parameters
 
     @cached_property
@@ -268,11 +268,11 @@ class WorkerShards:
 
     @cached_property
     def pulled(self) -> frozenset[int]:
-        """Return the shards that the worker pulls."""
+        """Return the shards in the memory layout that the worker pulls."""
         return frozenset(shard.index for shard in self.memory_layout.shards if shard.start in self.starts)
 
     def part(self, shard: Shard) -> slice:
-        """Return the place of `shard` in the worker's vector."""
+        """Return the place of `shard` in the vector of the worker's shards."""
         start = self.starts[shard.start]
         return slice(start, start + shard.size)
 
@@ -286,5 +286,5 @@ class WorkerShards:
         }
 
     def pulls(self, server: int) -> bool:
-        """Return whether the worker pulls shards of `server`."""
+        """Return whether the worker pulls shards that `server` holds in the memory layout."""
         return any(shard.index in self.pulled for shard in self.memory_layout.served[server])

@@ -72,11 +72,11 @@ PARTS = ("train", "validation", "test")
 
 
 def pack_report(phase: int, number: int, images: int, sums: np.ndarray) -> np.ndarray:
-    """Return the report of `images` images of batch `number`, with the sums of their loss and metrics."""
+    """Return a worker's report message of `images` images of batch `number`, with sums of loss and metrics."""
     return np.concatenate([np.array([phase, number, images], np.float64), sums])
 
 
 def unpack_report(report: np.ndarray) -> tuple[int, int, int, np.ndarray]:
-    """Return phase, batch number, images and sums of a report."""
+    """Return phase, batch number, images and sums of a worker's report message."""
     phase, number, images = report[:REPORT_HEADER].astype(int).tolist()
     return phase, number, images, report[REPORT_HEADER:]

@@ -40,16 +40,16 @@ class Matrix:
 
     @property
     def biases(self) -> int:
-        """Return where the biases begin in the flat vector."""
+        """Return where the biases of a dense layer's matrix begin in the flat vector."""
         return self.offset + self.inputs * self.outputs
 
     def rows(self, shard: Shard) -> tuple[int, int]:
-        """Return (first, end) of the rows of weights in `shard`."""
+        """Return (first, end) of the rows of a dense layer's weights in `shard`."""
         first, last = (min(edge, self.biases) - self.offset for edge in (shard.start, shard.stop))
         return first // self.inputs, last // self.inputs
 
     def bias_range(self, shard: Shard) -> tuple[int, int]:
-        """Return (start, stop) of the biases in `shard`, in the flat vector."""
+        """Return (start, stop) of a dense layer's biases in `shard`, in the flat vector."""
         return max(shard.start, self.biases), max(shard.stop, self.biases)
 
 
@@ -64,17 +64,17 @@ class FactorPlan:
 
     @cached_property
     def rows(self) -> int:
-        """Return how many rows of weights the server has."""
+        """Return how many rows of weights the server of a factor push has."""
         return _count(self.matrix.rows, self.shards)
 
     @cached_property
     def biases(self) -> int:
-        """Return how many biases the server has."""
+        """Return how many biases the server of a factor push has."""
         return _count(self.matrix.bias_range, self.shards)
 
     @cached_property
     def places(self) -> dict[int, tuple[int, int]]:
-        """Return shard index -> rows and biases that come before its own in a message."""
+        """Return shard index -> rows and biases that come before its own in a factor message."""
         places = {}
         row = 0
         bias = 0
@@ -85,16 +85,16 @@ class FactorPlan:
         return places
 
     def words(self, images: int) -> int:
-        """Return how many words the body of a message of `images` images has."""
+        """Return how many words the body of a factor message of `images` images has."""
         return self._number_words(images) + self.biases
 
     def images(self, words: int) -> int:
-        """Return how many images fit into `words` words: the same for all servers, so that all cut a push alike."""
+        """Return the images whose factors fit into `words` words: the same for all servers, so that cuts agree."""
         per_word = 2 if self.half else 1
         return (words - self.matrix.outputs) * per_word // (self.matrix.inputs + self.matrix.outputs)
 
     def write(self, body: np.ndarray, activations: np.ndarray, errors: np.ndarray, gradient: np.ndarray | None) -> int:
-        """Write factors into `body`; return the words used. `gradient` is the flat vector, for the biases."""
+        """Write a layer's factors into the message's `body`; return the words used. `gradient` has the biases."""
         images, inputs = activations.shape
         end = self._number_words(images)
         words = self.words(images)
@@ -113,7 +113,7 @@ class FactorPlan:
         return words
 
     def unpack(self, body: np.ndarray, images: int, out: np.ndarray) -> np.ndarray:
-        """Return a body as float32: itself, or converted in `out`."""
+        """Return the body of a factor message as float32: itself, or converted in `out`."""
         if not self.half:
             return body.view(np.float32)
         count = images * (self.matrix.inputs + self.rows)
@@ -123,7 +123,7 @@ class FactorPlan:
         return out[: count + self.biases]
 
     def multiply(self, body: np.ndarray, images: int, band: Sequence[Shard], out: np.ndarray) -> None:
-        """Write the gradient of `band`, neighboring shards, into `out`; `body` is that of a message as float32.
+        """Write the gradient of `band`, neighboring shards, into `out` from the factors in `body`, as float32.
 
         One after the other, neighbors are rows, then biases: the same as one large shard.
         """
@@ -135,7 +135,7 @@ class FactorPlan:
     def add_product(
         self, body: np.ndarray, images: int, band: Sequence[Shard], scale: float, weights: np.ndarray
     ) -> None:
-        """Add the gradient of `band`, neighboring shards, times `scale`, to their `weights`."""
+        """Add the gradient of `band`, neighboring shards, from factors, times `scale`, to their `weights`."""
         activations, errors, biases = self._split(body, images, band)
         size = weights.size - biases.size
         if size and images:
@@ -143,7 +143,7 @@ class FactorPlan:
         weights[size:] += np.float32(scale) * biases
 
     def _split(self, body: np.ndarray, images: int, band: Sequence[Shard]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return activations, errors and the biases' gradient of `band`, in a body as float32."""
+        """Return activations, errors and the biases' gradient of `band`, in a factor message's body."""
         inputs = self.matrix.inputs
         end = images * (inputs + self.rows)
         row, bias = self.places[band[0].index]
@@ -152,12 +152,12 @@ class FactorPlan:
         return body[: images * inputs].reshape(images, inputs), errors, biases
 
     def _number_words(self, images: int) -> int:
-        """Return how many words activations and errors of `images` images take."""
+        """Return how many words the factors of `images` images take: activations and errors."""
         numbers = images * (self.matrix.inputs + self.rows)
         return (numbers + 1) // 2 if self.half else numbers
 
     def _put(self, values: np.ndarray, out: np.ndarray) -> None:
-        """Write `values` into `out`; as halves they are clipped to the largest half."""
+        """Write `values` of factors into `out`; as halves they are clipped to the largest half."""
         if self.half:
             np.clip(values, -LARGEST, LARGEST, out=out, casting="unsafe")
         else:
@@ -165,19 +165,19 @@ class FactorPlan:
 
 
 def _count(edges: Callable[[Shard], tuple[int, int]], shards: Sequence[Shard]) -> int:
-    """Return the sum of the lengths of the spans that `edges` gives for each of `shards`."""
+    """Return for a factor plan the sum of the lengths of the spans that `edges` gives for each of `shards`."""
     return sum(last - first for first, last in map(edges, shards))
 
 
 def matrices(tensors: Sequence[Tensor]) -> dict[str, Matrix]:
-    """Return layer -> its matrix, of the dense layers."""
+    """Return layer -> its matrix, of the dense layers, which can push factors."""
     return {t.layer: Matrix(t.offset, t.shape[1], t.shape[0]) for t in tensors if t.factored and len(t.shape) == 2}
 
 
 def plans(
     matrix: Matrix, layer: str, held: Mapping[int, Sequence[Shard]], half: bool = False
 ) -> dict[int, FactorPlan] | None:
-    """Return server -> what it receives of the factors of `layer`; None where shards cut through rows."""
+    """Return server -> the factor plan of `layer`; None where shards cut through rows."""
     result = {}
     for server, shards in held.items():
         mine = tuple(shard for shard in shards if shard.layer == layer)
@@ -206,14 +206,14 @@ class Choice:
 
     @property
     def protocol(self) -> str:
-        """Return the name of the protocol."""
+        """Return the name of the chosen push protocol."""
         return "delta" if self.factors is None else "factor"
 
 
 def choose_protocols(
     memory_layout: MemoryLayout, config: Config, images: int, hosts: int, kept: Collection[str] | None = None
 ) -> dict[str, Choice]:
-    """Return layer -> what it pushes, for pushes of `images` images in a job on `hosts` hosts.
+    """Return layer -> the push protocol chosen for pushes of `images` images in a job on `hosts` hosts.
 
     `kept`: the layers that push factors in a job that is running; networks are compiled for them. Raises UserError if
     the configuration asks for factors that are not possible.
@@ -245,7 +245,7 @@ def _check_wanted(memory_layout: MemoryLayout, config: Config) -> None:
 
 
 def _estimate(memory_layout: MemoryLayout, config: Config, layer: str, matrix: Matrix | None, images: int) -> Choice:
-    """Return a choice of factors for `layer`, with the bytes of a push; of deltas where factors are not possible."""
+    """Return the choice of factors for `layer`, with a push's bytes; of deltas where factors are not possible."""
     codec = CODECS[config.push.codec]
     shards = [shard for shard in memory_layout.shards if shard.layer == layer]
     sizes = [0 if shard.index in memory_layout.frozen else shard.size for shard in shards]

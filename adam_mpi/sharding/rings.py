@@ -17,19 +17,19 @@ class Rings:
 
     @property
     def ring_bytes(self) -> int:
-        """Return the bytes of one ring."""
+        """Return the bytes of one ring of slots."""
         return self.slots * self.slot_bytes
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all rings."""
+        """Return the bytes of all rings of slots."""
         return self.count * self.ring_bytes
 
     def line_offset(self, ring: int) -> int:
-        """Return the byte offset of the line of `ring` in the weights window."""
+        """Return the byte offset of the acknowledgement line of `ring` in the weights window."""
         return LINE * (1 + self.first_line + ring)
 
 
 def lined(size: int) -> int:
-    """Return `size` rounded up to whole cache lines."""
+    """Return `size` of a ring's slot rounded up to whole cache lines."""
     return -(-size // LINE) * LINE

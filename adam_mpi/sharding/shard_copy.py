@@ -45,11 +45,11 @@ class ShardCopy:
 
     @property
     def parts(self) -> list[np.ndarray]:
-        """Return the vectors that make a copy, besides version, batches and table."""
+        """Return the vectors that make a shard copy, besides version, batches and table."""
         return [part for part in (self.weights, *self.states, self.ema) if part.size]
 
     def move(self, weights: np.ndarray, ema: np.ndarray) -> None:
-        """Move weights and running average into the arrays `weights` and `ema`."""
+        """Move weights and running average of the shard copy into the arrays `weights` and `ema`."""
         weights[:] = self.weights
         ema[:] = self.ema
         self.weights = weights
@@ -58,7 +58,7 @@ class ShardCopy:
     def become(
         self, parts: Sequence[np.ndarray], version: int, batches: float, table: dict[int, int], behind: bool = False
     ) -> None:
-        """Take over a whole copy that has arrived; `behind`: it is of the step before the last one, which follows."""
+        """Take over a whole shard copy that has arrived; `behind`: it is of the step before the last one."""
         for mine, new in zip(self.parts, parts, strict=True):
             mine[:] = new
         self.version = version
@@ -69,11 +69,11 @@ class ShardCopy:
 
     @property
     def firm(self) -> bool:
-        """Return whether the last step cannot be taken back."""
+        """Return whether the last step of the shard copy cannot be taken back."""
         return self.before is None or self.before.version != self.version - 1
 
     def remember(self) -> None:
-        """Keep a copy of everything, before a step that may have to be taken back."""
+        """Keep everything of the shard copy, before a step that may have to be taken back."""
         if self.before is None:
             self.before = replace(self, weights=self.weights.copy(), states=self.states.copy(), ema=self.ema.copy())
         for kept, part in zip(self.before.parts, self.parts, strict=True):
@@ -83,7 +83,7 @@ class ShardCopy:
         self.before.table = dict(self.table)
 
     def take_back(self) -> None:
-        """Take back the last step."""
+        """Take back the last step of the shard copy."""
         assert self.before is not None and not self.firm, "the last step of this copy was not remembered"
         for kept, part in zip(self.before.parts, self.parts, strict=True):
             part[:] = kept
@@ -92,7 +92,7 @@ class ShardCopy:
         self.table = dict(self.before.table)
 
     def checksum(self) -> int:
-        """Return a checksum of everything that must be equal in another copy."""
+        """Return a checksum of everything that must be equal in another copy of the shard."""
         total = self.version + int(np.float64(self.batches).view(np.int64))
         for pusher, number in sorted(self.table.items()):
             total = (31 * total + 17 * pusher + number) % MODULUS
@@ -101,5 +101,5 @@ class ShardCopy:
         return total
 
     def note(self, pusher: int, number: int) -> None:
-        """Note in the table that message `number` of `pusher` is in the weights."""
+        """Note in the shard copy's table that message `number` of `pusher` is in the weights."""
         self.table[pusher] = max(number, self.table.get(pusher, 0))

@@ -20,7 +20,7 @@ Piece = tuple[int, dict[str, np.ndarray]]
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans in order, neighbors joined into one."""
+    """Return the spans of the flat vector in order, neighbors joined into one."""
     found: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if found and found[-1][1] == start:
@@ -30,7 +30,7 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def meets(spans: Sequence[tuple[int, int]], start: int, stop: int) -> bool:
-    """Return whether anything from `start` to `stop` is in `spans`, which are in order."""
+    """Return whether anything from `start` to `stop` of the flat vector is in `spans`, which are in order."""
     before = bisect_left(spans, (stop, 0)) - 1
     return before >= 0 and spans[before][1] > start
 
@@ -47,7 +47,7 @@ class Spans:
         self.starts = list(self.values)
 
     def put(self, start: int, values: np.ndarray) -> None:
-        """Take over the values of a piece that begins at `start`, as far as they are in our spans."""
+        """Take over the values of a piece of the flat vector from `start`, as far as they are in our spans."""
         stop = start + len(values)
         for first in self.starts[max(0, bisect_right(self.starts, start) - 1) : bisect_left(self.starts, stop)]:
             mine = self.values[first]
@@ -57,11 +57,11 @@ class Spans:
                 mine[low - first : high - first] = values[low - start : high - start]
 
     def add(self, other: "Spans") -> None:
-        """Add the values of `other`, which has the same spans."""
+        """Add the values of `other`, which has the same spans of the flat vector."""
         self.flat += other.flat
 
     def __getitem__(self, span: slice) -> np.ndarray:
-        """Return the values of `span`, which begins where one of our spans begins."""
+        """Return the values of `span` of the flat vector, which begins where one of our spans begins."""
         return self.values[span.start][: span.stop - span.start]
 
 
@@ -73,7 +73,7 @@ class SpanNumbers:
         self.numbers = {start: 0.0 for start, _ in self.spans}
 
     def put(self, start: int, values: np.ndarray) -> None:
-        """Take over the number of a piece that begins at `start`; it is repeated in `values`."""
+        """Take over the number of a piece of the flat vector from `start`; it is repeated in `values`."""
         stop = start + len(values)
         first = max(0, bisect_right(self.spans, (start, start)) - 1)
         for low, high in self.spans[first : bisect_left(self.spans, (stop, stop))]:
@@ -81,7 +81,7 @@ class SpanNumbers:
                 self.numbers[low] = max(float(values[0]), self.numbers[low])
 
     def __getitem__(self, span: slice) -> float:
-        """Return the number of the span that begins where `span` does."""
+        """Return the number of the span of the flat vector that begins where `span` does."""
         return self.numbers[span.start]
 
 
@@ -90,7 +90,7 @@ Gathered = dict[str, Spans | SpanNumbers]
 
 
 def gathered(pieces: Iterator[Piece], spans: Iterable[tuple[int, int]]) -> Gathered:
-    """Return the values of `pieces` that are in `spans`, by name."""
+    """Return the values of `pieces` of the flat vector that are in `spans`, by name."""
     found: Gathered = {}
     spans = tuple(spans)
     for start, values in pieces:
@@ -158,7 +158,7 @@ def buckets(shards: Sequence[Shard]) -> list[list[Shard]]:
 
 
 def place(shards: Sequence[Shard], servers: Mapping[int, str], copies: int = 1) -> tuple[tuple[int, ...], ...]:
-    """Return for each shard the servers that hold it, the primary first; `servers` maps each server to its host.
+    """Return the placement of each shard: its servers, the primary first; `servers` maps each server to its host.
 
     Rendezvous hashing with a bound on the load: a bucket goes to the servers that score highest for it and still
     have room, so that adding or removing a server moves little more than its own share. Large buckets choose first.
@@ -184,7 +184,7 @@ def place(shards: Sequence[Shard], servers: Mapping[int, str], copies: int = 1) 
 def _choose(
     ranked: Sequence[int], chosen: Sequence[int], room: Mapping[int, float], size: int, servers: Mapping[int, str]
 ) -> int:
-    """Return the best server for one more copy: on another host if there is one, then with room, then by score."""
+    """Return the best server to place one more copy of a shard: on another host, then with room, then by score."""
     free = [server for server in ranked if server not in chosen]
     hosts = {servers[server] for server in chosen}
     elsewhere = [server for server in free if servers[server] not in hosts] or free
@@ -194,5 +194,5 @@ def _choose(
 
 @lru_cache(maxsize=1 << 18)
 def _hash(*key: object) -> int:
-    """Return a hash of `key` that is the same in every process."""
+    """Return a hash of `key` to place a shard by, the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big")

@@ -23,7 +23,7 @@ class Phase:
 
     @property
     def training(self) -> bool:
-        """Return whether weights change in this phase."""
+        """Return whether weights change in this phase of training."""
         return self.part == "train"
 
 
@@ -39,7 +39,7 @@ class PhaseSchedule:
         midway: bool = False,
         monitor: Monitor = ACCURACY.monitor,
     ) -> None:
-        """Begin after `epochs_done` epochs, the last of which is not validated yet, or `midway` in the next one.
+        """Begin the phases after `epochs_done` epochs, the last not validated yet, or `midway` in the next one.
 
         `best` is the best value of `monitor` so far, and its epoch.
         """
@@ -74,11 +74,11 @@ class PhaseSchedule:
         return self._test(phase)
 
     def _test(self, phase: Phase) -> Phase | None:
-        """Return the test phase, if one is configured."""
+        """Return the test phase of training, if one is configured."""
         return Phase(phase.number + 1, "test", phase.epoch) if self.train.test else None
 
     def _should_stop(self, epoch: int, value: float) -> bool:
-        """Note the value of `epoch`; return whether training stops before its last epoch."""
+        """Note the value of `epoch`; return whether the phases of training stop before the last epoch."""
         if self.monitor.better(value, self.best):
             self.best = value
             self.best_epoch = epoch
@@ -104,7 +104,7 @@ class Position:
     """How far training is; `batches` are the applied ones of `epoch`. Epoch 0 is before the first push."""
 
     def __init__(self, room: int, epoch: int = 0, images: int = 0, clock: int = 0) -> None:
-        """Begin at the first batch; no epoch has more than `room` batches."""
+        """Begin a training position at the first batch; no epoch has more than `room` batches."""
         self.epoch = epoch
         self.images = images
         self.clock = clock
@@ -113,7 +113,7 @@ class Position:
         """How many batches the epoch before had when it ended; 0 if that is not known."""
 
     def add(self, ids: np.ndarray) -> None:
-        """Add the batches of a push, all of one epoch; the first one of a new epoch completes the epoch before."""
+        """Add the batches of a push to the training position; the first one of a new epoch completes the one before."""
         if not ids.size:
             return
         epoch = int(ids[0]) // EPOCH
@@ -123,18 +123,18 @@ class Position:
         self.batches[ids % EPOCH] = True
 
     def begin_epoch(self, epoch: int) -> None:
-        """Complete the epoch before `epoch`, unless `epoch` has begun already."""
+        """Complete the training position's epoch before `epoch`, unless `epoch` has begun already."""
         if epoch > self.epoch:
             self.lasted = self.count if epoch == self.epoch + 1 else 0
             self.epoch = epoch
             self.batches[:] = False
 
     def has(self, ids: np.ndarray) -> bool:
-        """Return whether all batches of a push are in it."""
+        """Return whether all batches of a push are in the training position."""
         return all(bid // EPOCH == self.epoch and self.batches[bid % EPOCH] for bid in ids.tolist())
 
     def after(self, ids: np.ndarray, images: int) -> "Position":
-        """Return the position after one more clock, with batches `ids` and `images` images."""
+        """Return the training position after one more clock, with batches `ids` and `images` images."""
         position = Position(self.batches.size, self.epoch, self.images + images, self.clock + 1)
         position.batches[:] = self.batches
         position.lasted = self.lasted
@@ -143,11 +143,11 @@ class Position:
 
     @property
     def count(self) -> int:
-        """Return how many batches of the epoch are applied."""
+        """Return how many batches of the epoch are applied in the training position."""
         return int(self.batches.sum())
 
     def images_passed(self, batch: int, images: int) -> float:
-        """Return how many images of all epochs, of `images` each, have passed, including those that were left out.
+        """Return how many images of all epochs, of `images` each, have passed at the position, left-out ones too.
 
         A batch counts as whole although images of it were bad. An epoch that ended early counts as whole when the next
         one begins; that one is assumed to have as many batches.
@@ -160,11 +160,11 @@ class Position:
 
     @staticmethod
     def packed_bytes(room: int) -> int:
-        """Return the bytes of a packed position of up to `room` batches."""
+        """Return the bytes of a packed training position of up to `room` batches."""
         return 8 * (FIELDS + -(-room // 64) + 1)
 
     def pack(self) -> np.ndarray:
-        """Return the position as bytes: the fields, a bit for each batch, and `lasted`."""
+        """Return the training position as bytes: the fields, a bit for each batch, and `lasted`."""
         fields = np.array([self.batches.size, self.epoch, self.images, self.clock], np.int64)
         packed = np.zeros(self.packed_bytes(self.batches.size), np.uint8)
         packed[: 8 * FIELDS] = fields.view(np.uint8)
@@ -174,7 +174,7 @@ class Position:
 
     @staticmethod
     def unpack(packed: np.ndarray) -> "Position":
-        """Return the position that `pack` has packed."""
+        """Return the training position that `pack` has packed."""
         room, epoch, images, clock = packed[: 8 * FIELDS].view(np.int64).tolist()
         position = Position(room, epoch, images, clock)
         position.batches[:] = np.unpackbits(packed[8 * FIELDS :], count=room)
@@ -182,7 +182,7 @@ class Position:
         return position
 
     def agrees(self, other: "Position") -> bool:
-        """Return whether `other` is the same position."""
+        """Return whether `other` is the same training position."""
         mine, others = ((p.epoch, p.images, p.clock) for p in (self, other))
         return mine == others and np.array_equal(self.batches, other.batches)
 

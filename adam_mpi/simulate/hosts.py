@@ -99,7 +99,7 @@ class Cluster:
 
 
 def load_cluster(path: Path) -> Cluster:
-    """Return the cluster that a TOML file describes; raise UserError for an unknown key or a wrong value."""
+    """Return the simulated cluster that a TOML file describes; raise UserError for an unknown key or wrong value."""
     cluster = Cluster()
     fill_section(cluster, read_toml(path), "", str(path))
     return cluster
@@ -148,7 +148,7 @@ class Host:
         return self.cores.capacity - self.cores.count
 
     def work(self, seconds: float, woken: bool = False) -> Steps:
-        """Use one core for `seconds` of work, in slices; a thread that has been `woken` gets a core before others."""
+        """Simulate `seconds` of work on one core, in slices; a thread that was `woken` gets a core before others."""
         left = seconds / self.speed
         # Long work has longer slices: when many want a core, one of them is soon at the end of a slice. Where several
         # cores are free no thread has to wait.
@@ -160,7 +160,7 @@ class Host:
             left -= turn
 
     def send(self, to: "Host", size: int) -> Steps:
-        """Send `size` bytes to another host, over the links of both, first come first served; nothing inside a host."""
+        """Simulate sending `size` bytes to another host, over the links of both in turn; nothing inside a host."""
         if to is self:
             return
         turn = max(PIECE, -(-size // SLICES))
@@ -175,7 +175,7 @@ class Host:
         yield self.time.timeout(self.links.latency)
 
     def _seconds(self, piece: int, begin: float) -> float:
-        """Return the time in which the link sends `piece` bytes that it gets at the time `begin`."""
+        """Return the simulated time in which the link sends `piece` bytes that it gets at the time `begin`."""
         refilled = (begin - self.counted) * self.links.bandwidth
         self.tokens = min(self.links.burst, self.tokens + refilled)
         at_once = min(self.tokens, piece)
@@ -209,13 +209,13 @@ class Rank:
         """Seconds in which its main thread has worked."""
 
     def interpret(self, seconds: float) -> Steps:
-        """Run Python for `seconds`: one thread of a rank at a time, also while it waits for a core."""
+        """Simulate `seconds` of Python: one thread of a rank at a time, also while it waits for a core."""
         with self.interpreter.request() as turn:
             yield turn
             yield from self.host.work(seconds, woken=True)
 
     def do(self, python: float, kernels: float = 0.0, awake: bool = False, looks: int = LOOKS) -> Steps:
-        """Do something in the main thread: seconds of Python, and of `kernels`, which release the interpreter.
+        """Simulate work of the main thread: seconds of Python, and of `kernels`, which release the interpreter.
 
         A main thread that a thread of its own has woken is `awake`; else it may sleep, and notices late.
         """
@@ -231,7 +231,7 @@ class Rank:
             self.busy += self.rested - begun
 
     def notice(self, awake: bool = False, looks: int = LOOKS) -> Steps:
-        """Find what has come: at the end of a sleep, after `looks` calls of MPI."""
+        """Simulate how a rank finds what has come: at the end of a sleep, after `looks` calls of MPI."""
         asleep = self.time.now - self.rested - self.spin
         if asleep > 0 and not awake:
             yield self.time.timeout(self.random.uniform(0, self._sleep(asleep)))
@@ -241,7 +241,7 @@ class Rank:
             yield from self.host.work(self.costs.turn * looks / LOOKS / pieces)
 
     def send(self, to: "Rank", size: int, awaited: bool = False) -> Steps:
-        """Send `size` bytes to the memory of another rank; between hosts both ranks have to progress the transfer."""
+        """Simulate sending `size` bytes to another rank's memory; between hosts both ranks have to progress it."""
         if to.host is self.host:
             return
         if size > EAGER:
@@ -256,7 +256,7 @@ class Rank:
             self.time.process(side._progress(begun))
 
     def _move(self, size: int) -> Steps:
-        """Spend what TCP costs for `size` bytes, in the main thread."""
+        """Simulate the time that TCP costs for `size` bytes, in the main thread of a rank."""
         with self.main.request() as turn:
             yield turn
             begun = self.time.now
@@ -264,7 +264,7 @@ class Rank:
             self.busy += self.time.now - begun
 
     def _progress(self, begun: float) -> Steps:
-        """Spend the polls of a transfer since `begun`, which has ended; those of others at the same time count once."""
+        """Simulate a rank's polls of a transfer since `begun`; those of others at the same time count once."""
         now = self.time.now
         turn = self.costs.turn
         alone = now - max(begun, self.progressed)
@@ -273,5 +273,5 @@ class Rank:
             yield from self.host.work(alone * turn / (turn + self._sleep((now - begun) / 2)))
 
     def _sleep(self, waited: float) -> float:
-        """Return the length of a sleep after `waited` seconds without work."""
+        """Return the length of a simulated rank's sleep after `waited` seconds without work."""
         return min(self.costs.poll, max(self.nap, waited * SLEEP))

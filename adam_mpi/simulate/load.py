@@ -52,7 +52,7 @@ class Load:
 
 
 def chosen(config: Config, layout: Layout, shapes: tuple[LayerShape, ...]) -> tuple[MemoryLayout, Mapping[str, Choice]]:
-    """Return where shards lie, and what each layer pushes."""
+    """Return where shards lie in the simulated job, and what each layer pushes."""
     memory_layout = plan_memory_layout(config, partition(shapes, layout.partitions, config.layout.scheme), layout)
     return memory_layout, choose_protocols(
         memory_layout, config, largest_push(config), len({place.host for place in layout.places})
@@ -62,7 +62,7 @@ def chosen(config: Config, layout: Layout, shapes: tuple[LayerShape, ...]) -> tu
 def replica_load(
     config: Config, layout: Layout, shapes: tuple[LayerShape, ...], data: Description, costs: Costs
 ) -> Load:
-    """Return what a replica of the configured job sends and receives in one step."""
+    """Return the load of a replica of the simulated job: what it sends and receives in one step."""
     memory_layout, choices = chosen(config, layout, shapes)
     share = config.train.batch if config.asynchronous else -(-config.train.batch // layout.replicas)
     # Layers are chosen for a whole batch, as if a replica were alone; what it pushes is its share.
@@ -97,7 +97,7 @@ def replica_load(
 
 
 def _copies(memory_layout: MemoryLayout) -> dict[int, dict[int, int]]:
-    """Return the bytes of each server's shards that other servers hold copies of, by server and other server."""
+    """Return the simulated bytes of each server's shards that others hold copies of, by server and other server."""
     copies: dict[int, dict[int, int]] = {server: defaultdict(int) for server in memory_layout.servers}
     for shard in memory_layout.shards:
         server, *others = memory_layout.holders[shard.index]
@@ -107,7 +107,7 @@ def _copies(memory_layout: MemoryLayout) -> dict[int, dict[int, int]]:
 
 
 def _add_traffic(part: Part, size: int, messages: int, seconds: float) -> None:
-    """Add bytes, messages and seconds to `part`."""
+    """Add bytes, messages and seconds to `part` of the simulated load."""
     part.bytes += size
     part.messages += messages
     part.seconds += seconds

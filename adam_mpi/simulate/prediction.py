@@ -19,10 +19,10 @@ from adam_mpi.data.sets import describe
 from adam_mpi.optimizer.rules import rule_of
 from adam_mpi.planning.plan import model
 from adam_mpi.sharding.push_protocol import captured_layers
-from adam_mpi.simulate.costs import Setting, measure
 from adam_mpi.simulate.hosts import Cluster, Host, Rank, load_cluster
 from adam_mpi.simulate.load import Load, chosen
 from adam_mpi.simulate.load import replica_load as weigh
+from adam_mpi.simulate.measure_costs import Setting, measure
 from adam_mpi.simulate.roles import Copies, Data, Replica, Server, rank_generator, split_evenly
 
 BATCHES = 400
@@ -55,7 +55,7 @@ class Prediction:
 
 
 def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -> str:
-    """Return the prediction for a cluster and a configuration as JSON; print the progress on stderr."""
+    """Return the prediction for a simulated cluster and a configuration as JSON; print the progress on stderr."""
     cluster = load_cluster(cluster_file)
     config = configuration.load(model_file, overrides)
     return json.dumps(asdict(predict_job(cluster, config, report=Progress())), indent=2)
@@ -64,7 +64,7 @@ def simulate(cluster_file: Path, model_file: str | None, overrides: list[str]) -
 def predict_job(
     cluster: Cluster, config: Config, batches: int = BATCHES, report: Callable[[float], None] = lambda share: None
 ) -> Prediction:
-    """Predict from `batches` batches of each replica; `report` is called now and then with the share that is done."""
+    """Predict a job by simulation of `batches` batches of each replica; `report` is called with the share done."""
     description = describe(config.data)
     shapes = model(config, description)
     hosts = [f"host{number}" for number in range(cluster.hosts.count) for _ in range(cluster.hosts.ranks)]
@@ -107,7 +107,7 @@ class Simulation:
         self.replicas = [self._replica(number) for number in range(layout.replicas)]
 
     def _server(self, rank: int) -> Server:
-        """Make the server on `rank`."""
+        """Make the simulated server on `rank`."""
         copies = [Copies(self.ranks[other], size) for other, size in self.load.copies[rank].items()]
         clocked = not self.config.asynchronous
         # Synchronous steps are undone when a rank is lost: weights, and the state of the optimizer.
@@ -123,7 +123,7 @@ class Simulation:
         )
 
     def _replica(self, number: int) -> Replica:
-        """Make replica `number`; the first ones are the stragglers."""
+        """Make simulated replica `number`; the first ones are the stragglers."""
         places = [place for place in self.layout.places if place.replica == number]
         variation = self.cluster.variation
         straggles = number < round(variation.slow * self.layout.replicas)
@@ -140,7 +140,7 @@ class Simulation:
         )
 
     def run(self, connections: int, batches: int, report: Callable[[float], None]) -> Prediction:
-        """Run until each replica, or with clocks all together, computed `batches` batches; the first do not count."""
+        """Simulate until each replica, or with clocks all together, computed `batches` batches; skip the first."""
         takers = len(self.replicas) if self.config.asynchronous else 1
         whole = batches * self.config.train.batch * takers
         self._run_until(WARMUP, whole, report)
@@ -167,15 +167,15 @@ class Simulation:
         )
 
     def _images(self) -> int:
-        """Return the number of images that all replicas have computed."""
+        """Return the number of images that all simulated replicas have computed."""
         return sum(replica.images for replica in self.replicas)
 
     def _sent(self) -> list[int]:
-        """Return the bytes that each host has sent."""
+        """Return the bytes that each simulated host has sent."""
         return [host.sent for host in self.hosts.values()]
 
     def _run_until(self, share: float, whole: int, report: Callable[[float], None]) -> None:
-        """Run until `share` of `whole` images are computed."""
+        """Simulate until `share` of `whole` images are computed."""
         while (done := self._images() / whole) < share:
             report(done)
             for _ in range(EVENTS):
@@ -190,7 +190,7 @@ class Progress:
         self.printed = self.begun
 
     def __call__(self, share: float) -> None:
-        """Print the share that is done and the time left, if the last line is INTERVAL old."""
+        """Print the simulated share that is done and the time left, if the last line is INTERVAL old."""
         now = monotonic()
         if now - self.printed >= INTERVAL:
             left = format_duration((now - self.begun) * (1 - share) / share) if share >= FIRST else "unknown"

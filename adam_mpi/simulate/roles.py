@@ -27,11 +27,11 @@ class Message:
     """Whether it came from another host: then its checksum is compared."""
 
     def receiving(self, costs: Costs) -> float:
-        """Return the seconds in which a server compares its checksum."""
+        """Return the seconds in which a simulated server compares the checksum of the message."""
         return self.far * self.part.bytes * costs.sign
 
     def writing(self, costs: Costs) -> float:
-        """Return the seconds in which a worker writes its bytes."""
+        """Return the seconds in which a simulated worker writes the bytes of the message."""
         return self.part.bytes * (costs.copy + self.far * costs.sign)
 
 
@@ -47,7 +47,7 @@ class Server:
     """A server rank, which applies pushes and forwards them to the copies of its shards."""
 
     def __init__(self, rank: Rank, costs: Costs, copies: list[Copies], replicas: int, clocked: bool, kept: int) -> None:
-        """Serve `replicas`, step by clocks if `clocked`; copy `kept` bytes before every step, to be able to undo it."""
+        """Simulate a server of `replicas`, with clocks if `clocked`; copy `kept` bytes before a step, to undo it."""
         self.rank = rank
         self.costs = costs
         self.copies = copies
@@ -64,13 +64,13 @@ class Server:
         self.time.process(self.serve())
 
     def deliver(self, message: Message) -> None:
-        """Take `message`, which has arrived."""
+        """Take `message`, which has arrived at the simulated server."""
         self.arrived.append(message)
         if not self.arrival.triggered:
             self.arrival.succeed()
 
     def serve(self) -> Steps:
-        """Apply all that has arrived in one step; with clocks, all messages of one clock."""
+        """Simulate a server that applies all that has arrived in one step; with clocks, all messages of one clock."""
         while True:
             ready = self._ready()
             if not ready:
@@ -88,11 +88,11 @@ class Server:
             self._acknowledge(ready)
 
     def send(self, size: int) -> Steps:
-        """Send `size` bytes of weights to another host, from the main thread."""
+        """Simulate a server that sends `size` bytes of weights to another host, from the main thread."""
         yield from self.rank.do(self.costs.message, size * self.costs.copy, looks=LOOKS // ORDERS)
 
     def _ready(self) -> list[Message]:
-        """Remove and return the messages of the next step; none while a clock is not complete."""
+        """Remove and return the messages of a simulated server's next step; none while a clock is not complete."""
         ready = [message for message in self.arrived if not self.clocked or message.clock == self.clock]
         if self.clocked and len(ready) < self.replicas:
             return []
@@ -100,14 +100,14 @@ class Server:
         return ready
 
     def _replicate(self, copies: Copies) -> Steps:
-        """Send the sum of a step to another copy, which applies it too."""
+        """Simulate sending the sum of a step to another copy, which applies it too."""
         far = (copies.rank.host is not self.rank.host) * self.costs.sign
         yield from self.rank.do(self.costs.message, copies.bytes * (self.costs.copy + far))
         yield from self.rank.send(copies.rank, copies.bytes)
         yield from copies.rank.do(self.costs.message, copies.bytes * (self.costs.apply + far))
 
     def _acknowledge(self, messages: list[Message]) -> None:
-        """Count the delay of each message, report it applied, and advance version and clock."""
+        """Count the simulated delay of each message, report it applied, and advance version and clock."""
         for message in messages:
             self.delays[self.version - message.seen] += 1
             message.applied.succeed()
@@ -136,7 +136,7 @@ class Data:
             time.process(self.prepare())
 
     def prepare(self) -> Steps:
-        """Prepare batch after batch, as one thread."""
+        """Simulate one thread of a data rank that prepares batch after batch."""
         while True:
             yield from self.rank.host.work(self.images * self.costs.prepare)
             yield self.ready.put(None)
@@ -157,7 +157,7 @@ class Replica:
         slowdown: float,
         share: int,
     ) -> None:
-        """Train on `ranks`; every batch takes `slowdown` times as long, `share` images of every clock are its own."""
+        """Simulate a replica on `ranks`; batches take `slowdown` times as long, `share` images of a clock are ours."""
         self.ranks = ranks
         self.config = config
         self.costs = cluster.costs
@@ -189,7 +189,7 @@ class Replica:
             self.time.process(self.clocks())
 
     def train(self) -> Steps:
-        """Compute batch after batch, as one trainer thread; push after `push.images` images."""
+        """Simulate a trainer thread: compute batch after batch; push after `push.images` images."""
         held = 0
         batch = self.config.train.batch
         while True:
@@ -206,7 +206,7 @@ class Replica:
                 self.time.process(self.pull())
 
     def clocks(self) -> Steps:
-        """Wait for the other replicas, pull, compute a share, push; clock after clock, with a bound on staleness."""
+        """Simulate clock after clock: wait for the other replicas, pull, compute a share, push."""
         for self.clock in range(1 << 60):
             begun = self.time.now
             for server in self.servers.values():
@@ -224,7 +224,7 @@ class Replica:
             self.time.process(self.push(self.clock, dict(self.seen)))
 
     def fetch(self) -> Steps:
-        """Fetch a batch from one of the data ranks, for each strip its columns."""
+        """Simulate fetching a batch from one of the data ranks, for each strip its columns."""
         data = self.data[int(self.random.integers(len(self.data)))]
         yield data.ready.get()
         yield from data.rank.do(self.costs.hand)
@@ -234,7 +234,7 @@ class Replica:
         yield self.batches.put(None)
 
     def _compute(self, images: int) -> Steps:
-        """Compute `images` images on all strips; their exchanges are assumed to be hidden behind other batches."""
+        """Simulate computing `images` images on all strips; their exchanges are assumed to be hidden."""
         noise = self.random.lognormal(-(self.spread**2) / 2, self.spread)
         seconds = images * self.costs.image * noise
         yield from self.ranks[0].interpret(self.costs.task)
@@ -243,7 +243,7 @@ class Replica:
         self.images += images
 
     def push(self, clock: int, seen: dict[int, int]) -> Steps:
-        """Push a gradient that was computed on the versions in `seen`, by server, and wait until it is applied."""
+        """Simulate a push of a gradient computed on the versions in `seen`, by server, until it is applied."""
         sent = [
             Message(part, clock, seen[number], self.time.event(), self._far(number))
             for number, part in self.load.push.items()
@@ -258,24 +258,24 @@ class Replica:
         yield self.pool.put(1)
 
     def _far(self, server: int) -> bool:
-        """Return whether `server` is on another host."""
+        """Return whether the simulated `server` is on another host than the replica."""
         return self.servers[server].rank.host is not self.ranks[0].host
 
     def _travel(self, number: int, message: Message) -> Steps:
-        """Send `message` to server `number`, and deliver it there."""
+        """Simulate sending `message` to server `number`, and deliver it there."""
         server = self.servers[number]
         for rank, size in self._strips(number, message.part.bytes):
             yield from rank.send(server.rank, size)
         server.deliver(message)
 
     def _strips(self, server: int, size: int) -> list[tuple[Rank, int]]:
-        """Return the bytes that each strip sends a server, or reads; with many servers each strip has its own."""
+        """Return the bytes that each simulated strip sends a server, or reads; with many servers each has its own."""
         if len(self.servers) < len(self.ranks):
             return [(rank, size // len(self.ranks)) for rank in self.ranks]
         return [(self.ranks[server % len(self.ranks)], size)]
 
     def pull(self) -> Steps:
-        """Ask the servers what has changed, and read it."""
+        """Simulate a pull: ask the servers what has changed, and read it."""
         self.pulling = True
         self.since_pull = 0
         yield from self._share(len(self.servers) * self.costs.message, awake=True)
@@ -287,7 +287,7 @@ class Replica:
         self.pulling = False
 
     def _ask_for_changes(self) -> Steps:
-        """Ask the servers on other hosts what has changed; with clocks they have been asked all the time."""
+        """Simulate asking servers on other hosts what has changed; with clocks they have been asked all along."""
         if not (far := [server.rank for number, server in self.servers.items() if self._far(number)]):
             return
         if self.config.asynchronous:
@@ -297,7 +297,7 @@ class Replica:
         yield from self.ranks[0].notice()
 
     def _weights(self, number: int, size: int) -> Steps:
-        """Read `size` bytes of weights from server `number`, whose main thread sends them to another host."""
+        """Simulate reading `size` bytes of weights from server `number`, which sends them to another host."""
         server = self.servers[number]
         if self._far(number):
             yield from server.send(size)
@@ -306,17 +306,17 @@ class Replica:
             yield from server.rank.send(rank, share, awaited=True)
 
     def _share(self, python: float, kernels: float = 0.0, awake: bool = False) -> Steps:
-        """Share work of the main threads among the strips."""
+        """Share simulated work of the main threads among the strips."""
         parts = len(self.ranks)
         work = [rank.do(python / parts, kernels / parts, awake) for rank in self.ranks]
         yield self.time.all_of([self.time.process(part) for part in work])
 
 
 def split_evenly(images: int, parts: int) -> list[int]:
-    """Return the sizes of `parts` parts of `images` images, which differ by one at most."""
+    """Return the sizes of `parts` parts of `images` simulated images, which differ by one at most."""
     return [(number + 1) * images // parts - number * images // parts for number in range(parts)]
 
 
 def rank_generator(seed: int, number: int) -> np.random.Generator:
-    """Return the random generator of rank `number`; its numbers do not depend on how many ranks there are."""
+    """Return the random generator of simulated rank `number`, whatever the number of ranks."""
     return np.random.Generator(np.random.Philox(key=[seed, number]))

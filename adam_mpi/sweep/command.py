@@ -41,7 +41,7 @@ def sweep(wanted: Sweep) -> Iterator[str]:
         raise UserError("--seeds and -n: give at least 1")
     base = [wanted.config] if wanted.config else []
     base += [word for pair in wanted.settings for word in ("--set", pair)]
-    folder = wanted.folder or _folder(wanted, base)
+    folder = wanted.folder or _sweep_folder(wanted, base)
     planned = points(wanted.over, wanted.seeds, folder)
     for point in planned:
         # A value that is not allowed is refused before the first job starts.
@@ -54,18 +54,18 @@ def sweep(wanted: Sweep) -> Iterator[str]:
         except KeyboardInterrupt:
             progress = f"interrupted; {sum(map(jobs.done, planned))} of {len(planned)} runs are done"
             raise KeyboardInterrupt(f"{progress}; run the same command to resume") from None
-    yield from _results(planned, wanted)
+    yield from _table_of_results(planned, wanted)
 
 
-def _folder(wanted: Sweep, base: Sequence[str]) -> Path:
-    """Return the first folder named after the keys that does not hold a sweep of other jobs."""
+def _sweep_folder(wanted: Sweep, base: Sequence[str]) -> Path:
+    """Return the first folder named after the keys of the sweep that does not hold other jobs."""
     name = f"sweep-{'-'.join(text.partition('=')[0] for text in wanted.over)}"
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     return next(path for path in map(Path("runs").joinpath, names) if jobs.other(path, base, wanted.ranks) is None)
 
 
-def _results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
-    """Yield the table of the finished runs; raise UserError if none is finished."""
+def _table_of_results(planned: Sequence[Point], wanted: Sweep) -> Iterator[str]:
+    """Yield the table of the finished runs of the sweep; raise UserError if none is finished."""
     outcomes = {point: tables.read_outcome(point.run) for point in planned if jobs.done(point)}
     if not outcomes:
         raise UserError("no run of this sweep is done; run it without --table")

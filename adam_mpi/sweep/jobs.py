@@ -33,14 +33,14 @@ class Point:
         return f"{' '.join(self.values)} seed={self.seed}"
 
     def arguments(self, base: Sequence[str]) -> list[str]:
-        """Return the arguments of `train` for this run, after those that all runs have."""
+        """Return the arguments of `train` for this run of the sweep, after those that all runs have."""
         settings = [word for pair in (*self.values, f"run.seed={self.seed}") for word in ("--set", pair)]
         return [*base, *settings, "--run", str(self.run), "--resume"]
 
 
 def points(over: Sequence[str], seeds: int, folder: Path) -> list[Point]:
-    """Return the runs of all values with all seeds; seeds vary slowest, so that every value is soon tried once."""
-    axes = [_axis(text) for text in over]
+    """Return the runs of a sweep, all values with all seeds; seeds vary slowest: every value is soon tried once."""
+    axes = [_settings_of_key(text) for text in over]
     return [
         Point(values, seed, folder / _file_name(values, seed))
         for seed in range(1, seeds + 1)
@@ -49,12 +49,12 @@ def points(over: Sequence[str], seeds: int, folder: Path) -> list[Point]:
 
 
 def command_lines(points: Sequence[Point], base: Sequence[str]) -> str:
-    """Return the arguments of each run as a line for the shell, which the tasks of a Slurm array read."""
+    """Return the arguments of each run of a sweep as a line for the shell, which a Slurm array's tasks read."""
     return "".join(shlex.join(point.arguments(base)) + "\n" for point in points)
 
 
-def _axis(text: str) -> list[str]:
-    """Return the settings of one key: "consistency.staleness=0,1" gives two; raise UserError for other text."""
+def _settings_of_key(text: str) -> list[str]:
+    """Return the settings of one key of a sweep: "consistency.staleness=0,1" has two; raise UserError for others."""
     key, equals, values = text.partition("=")
     if not equals or "." not in key or not all(values.split(",")):
         raise UserError(f"--over {text}: expected section.key=value,value, e.g. --over consistency.staleness=0,4,inf")
@@ -64,7 +64,7 @@ def _axis(text: str) -> list[str]:
 
 
 def _file_name(values: Sequence[str], seed: int) -> str:
-    """Return the name of the run directory of `values` and `seed`."""
+    """Return the name of the run directory of `values` and `seed` in a sweep."""
     return re.sub(r"[^\w.=+-]+", "_", ",".join([*values, f"seed={seed}"]))
 
 
@@ -102,7 +102,7 @@ def other(folder: Path, base: Sequence[str], ranks: int) -> str | None:
 
 
 def run_jobs(points: Sequence[Point], base: Sequence[str], ranks: int, launch: str | None) -> Iterator[str]:
-    """Run the jobs that are not done; yield a line for each as it ends."""
+    """Run the jobs of a sweep that are not done; yield a line for each as it ends."""
     for number, point in enumerate(points, 1):
         if done(point):
             continue
@@ -115,7 +115,7 @@ def run_jobs(points: Sequence[Point], base: Sequence[str], ranks: int, launch: s
 
 
 def _run_one_job(command: Sequence[str], output: IO[str]) -> int:
-    """Run a job to its end; return its exit code. An interrupt of this process (Ctrl-C, TERM) ends the job first."""
+    """Run a job of a sweep to its end; return its exit code. Ctrl-C or TERM of this process ends the job first."""
     handler = signal.signal(signal.SIGTERM, _interrupt)
     # A process group of its own, so that only this process interrupts it.
     job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, process_group=0)
@@ -127,12 +127,12 @@ def _run_one_job(command: Sequence[str], output: IO[str]) -> int:
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
-    """Raise KeyboardInterrupt for a signal."""
+    """Raise KeyboardInterrupt for a signal, so that a sweep ends its job."""
     raise KeyboardInterrupt
 
 
 def _end_job(job: subprocess.Popen) -> None:
-    """End a job that still runs: by signals, at last by SIGKILL; a second Ctrl-C does not leave it running either."""
+    """End a sweep's job that still runs: by signals, at last by SIGKILL, whatever further Ctrl-C comes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
             if job.poll() is None:
@@ -145,12 +145,12 @@ def _end_job(job: subprocess.Popen) -> None:
 
 
 def done(point: Point) -> bool:
-    """Return whether the run has its marker: mpirun can return 0 although its ranks were killed."""
+    """Return whether the sweep's run has its marker: mpirun can return 0 although its ranks were killed."""
     return (point.run / "DONE").exists()
 
 
 def _launcher(ranks: int, launch: str | None) -> list[str]:
-    """Return the command that starts a job: `launch`, or the project's script in a source tree, or mpirun."""
+    """Return the command that starts a sweep's job: `launch`, the project's script in a source tree, or mpirun."""
     program = [sys.executable, "-m", "adam_mpi", "train"]
     if launch:
         return [*shlex.split(launch), *program]
@@ -158,6 +158,6 @@ def _launcher(ranks: int, launch: str | None) -> list[str]:
 
 
 def _last_lines(output: Path) -> str:
-    """Return the path of a job's output, and the last lines of it."""
+    """Return the path of the output of a sweep's job, and the last lines of it."""
     last = output.read_text(errors="replace").strip().splitlines()[-LAST_LINES:]
     return "\n    ".join([str(output), *last])

@@ -29,7 +29,7 @@ class Outcome:
         return (max if self.monitor.mode == "max" else min)(found, default=math.nan)
 
     def seconds_to(self, target: float) -> float | None:
-        """Return the seconds until the monitored figure reaches `target`; None if it never does."""
+        """Return the seconds until the monitored figure of a run of the sweep reaches `target`, or None."""
         return next((seconds for seconds, value in self.curve if self.monitor.reaches(value, target)), None)
 
 
@@ -44,17 +44,17 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """Return the mean time to the target of the runs of a row."""
+        """Return the mean time to the target of the runs in a row of the sweep's table."""
         return fmean(self.times)
 
     @property
     def reliable(self) -> bool:
-        """Return whether every run of a row reached the target."""
+        """Return whether every run in a row of the sweep's table reached the target."""
         return len(self.times) == len(self.outcomes) > 0
 
 
 def read_outcome(run: Path) -> Outcome:
-    """Return the outcome of the run in a directory; the seconds of a resumed run, which restart, are added up."""
+    """Return the outcome of a sweep's run in a directory; the seconds of a resumed run are added up."""
     summary = json.loads((run / "summary.json").read_text())
     monitor = read_monitor(summary)
     curve = []
@@ -70,7 +70,7 @@ def read_outcome(run: Path) -> Outcome:
 
 
 def table_rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: float) -> list[Row]:
-    """Return a row for each value, with its finished runs."""
+    """Return a row of the sweep's table for each value, with its finished runs."""
     found: list[Row] = []
     for values in dict.fromkeys(point.values for point in points):
         own = [outcome for point, outcome in outcomes.items() if point.values == values]
@@ -80,12 +80,12 @@ def table_rows(points: Sequence[Point], outcomes: dict[Point, Outcome], target: 
 
 
 def usual_target(outcomes: Sequence[Outcome]) -> float:
-    """Return the value of the monitored figure that half of the runs reach."""
+    """Return the value of the monitored figure that half of the sweep's runs reach."""
     return median(outcome.best for outcome in outcomes)
 
 
 def table_lines(found: Sequence[Row], target: float) -> Iterator[str]:
-    """Yield the lines of the table, and the advice."""
+    """Yield the lines of the sweep's table, and the advice."""
     width = max(len(row.value) for row in found)
     monitor = _monitor(found)
     best = f"best {monitor.name.replace('_', ' ')}"
@@ -96,7 +96,7 @@ def table_lines(found: Sequence[Row], target: float) -> Iterator[str]:
 
 
 def _figures(row: Row) -> str:
-    """Return the columns of a row that has finished runs."""
+    """Return the columns of a row of the sweep's table that has finished runs."""
     reached = _mean_and_deviation(row.times) if row.reliable else f"{len(row.times)} of {len(row.outcomes)} reached it"
     values = [outcome.best for outcome in row.outcomes]
     percent = row.outcomes[0].monitor.percent
@@ -109,7 +109,7 @@ def _figures(row: Row) -> str:
 
 
 def advice(found: Sequence[Row], target: float) -> str:
-    """Return a sentence about the value that reaches the target first, and those that are as good."""
+    """Return a sentence about the sweep's value that reaches the target first, and those as good."""
     monitor = _monitor(found)
     shown = monitor.text(target)
     ranked = sorted((row for row in found if row.reliable), key=lambda row: row.mean)
@@ -127,15 +127,15 @@ def advice(found: Sequence[Row], target: float) -> str:
 
 
 def _monitor(found: Sequence[Row]) -> Monitor:
-    """Return the monitored figure of the runs, which is that of the first one."""
+    """Return the monitored figure of the sweep's runs, which is that of the first one."""
     return next((outcome.monitor for row in found for outcome in row.outcomes), ACCURACY.monitor)
 
 
 def _mean_and_deviation(values: Sequence[float], digits: int = 1) -> str:
-    """Return mean and standard deviation as text."""
+    """Return mean and standard deviation as text for the sweep's table."""
     return f"{fmean(values):.{digits}f} ± {_deviation(values):.{digits}f}"
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of `values`; 0 if there is one only."""
+    """Return the standard deviation of `values` of a sweep's row; 0 if there is one only."""
     return stdev(values) if len(values) > 1 else 0.0

@@ -55,7 +55,7 @@ class RingSender(Generic[M]):
         """Position of the last message that is acknowledged."""
         self.asked = 0
         """How often the server has asked for a torn message."""
-        near = mailbox_window.direct(server, self.ring_offset, rings.ring_bytes)
+        near = mailbox_window.memory_of(server, self.ring_offset, rings.ring_bytes)
         self.near = near is not None
         """Whether messages are written where the server reads them, and no put is needed."""
         self.memcpy = SharedMemcpy()

@@ -228,7 +228,7 @@ class DataClient:
             # A fast data rank may be in a phase that the coordinator has not announced to this rank yet.
             if slot.request is None and not slot.expected and slot.answer[1] <= self.phase.number:
                 answered.append(slot)
-            elif self.shared or len(self.strips) > 1:
+            elif self.shared or len(self.strips) > 1 or self.world.layout.replicas == 1:
                 break
         return answered
 

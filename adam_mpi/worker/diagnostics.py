@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adam_mpi.cluster.statistics import NotFiniteStatistics
+from adam_mpi.cluster.role_statistics import NotFiniteStatistics
 from adam_mpi.model.exchange import Exchange
 from adam_mpi.model.graph_context import GraphContext
 from adam_mpi.model.graph_layers import GraphLayers

@@ -116,7 +116,7 @@ class Link:
         # The window has a communicator of its own.
         for comm in (shared, node):
             comm.Free()
-        memory = {strip: self.window.direct(place, 0, channels.bytes(strip)) for place, strip in enumerate(strips)}
+        memory = {strip: self.window.memory_of(place, 0, channels.bytes(strip)) for place, strip in enumerate(strips)}
         self.near = {strip: view for strip, view in memory.items() if view is not None}
         self.numbers = {strip: view[: 8 * channels.numbers].view(np.int64) for strip, view in self.near.items()}
         self.out: list[dict[int, np.ndarray]] = [{} for _ in channels.keys]

@@ -65,7 +65,7 @@ class Residual:
         """Forget how the parts of a push were encoded, and reuse their memory."""
         for sent in encoded.values():
             for buffer in sent.buffers:
-                self.buffers.give(buffer)
+                self.buffers.give_back(buffer)
         encoded.clear()
 
     def norm(self, scale: float) -> float | None:

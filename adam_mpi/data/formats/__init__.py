@@ -39,7 +39,7 @@ def open_named(path: Path, inputs: Sequence[Any], targets: Sequence[Any]) -> dic
 
 
 def _format(path: Path, size: int) -> Callable[[Path], dict[str, Source]]:
-    """Return the function that opens the format of `path`."""
+    """Return the function that opens the data format of `path`."""
     if not path.is_dir():
         return _opener_of_file(path)
     names = {file.name for file in path.iterdir()}

@@ -10,7 +10,8 @@ from typing import IO
 import numpy as np
 
 from adam_mpi.base.errors import UserError
-from adam_mpi.data.formats.source import MOST_COMPRESSION, Rows, Source, array_source, name_parts, rows_at
+from adam_mpi.data.formats.array_names import name_parts
+from adam_mpi.data.formats.source import MOST_COMPRESSION, Rows, Source, array_source, rows_at
 
 LOCAL_HEADER = 30
 """Bytes of a zip member's own header, before its name."""
@@ -28,17 +29,17 @@ class Held:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all elements of a data array."""
+        """Return the bytes of all elements of an array in an npy or npz file."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
     def all(self) -> np.ndarray:
-        """Return all rows."""
+        """Return all rows of an array in a file."""
         return self.rows(np.arange(self.sizes[0] if self.sizes else 0))
 
 
 def open_folder(path: Path) -> dict[str, Source]:
     """Open the parts in a folder of npy files."""
-    return _parts(path, open_arrays(path))
+    return _parts_by_name(path, open_arrays(path))
 
 
 def open_arrays(path: Path) -> dict[str, Held]:
@@ -49,20 +50,20 @@ def open_arrays(path: Path) -> dict[str, Held]:
 def open_npz(path: Path) -> dict[str, Source]:
     """Open the parts in an npz file; raise UserError when it is damaged."""
     try:
-        return _parts(path, members(path))
+        return _parts_by_name(path, members(path))
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{path}: cut short or damaged ({error})") from None
 
 
 def members(path: Path) -> dict[str, Held]:
-    """Return the arrays of an npz by name; only their headers are read, and checked against their sizes."""
+    """Return the arrays of an npz file by name; only their headers are read, and checked against their sizes."""
     with zipfile.ZipFile(path) as archive:
         found = {Path(member.filename).stem: member for member in archive.infolist()}
         return {stem: _open_member(path, archive, member) for stem, member in found.items()}
 
 
-def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
-    """Return the sources of the parts, which are found by the names of the arrays."""
+def _parts_by_name(path: Path, held: dict[str, Held]) -> dict[str, Source]:
+    """Return the sources of the parts in npy or npz files, which are found by the names of the arrays."""
     return {
         part: array_source(
             held[images].name,
@@ -79,7 +80,7 @@ def _parts(path: Path, held: dict[str, Held]) -> dict[str, Source]:
 def _open_npy(path: Path) -> Held:
     """Open the array in an npy file."""
     with open(path, "rb") as file:
-        sizes, dtype, start = _header(str(path), file)
+        sizes, dtype, start = _read_npy_header(str(path), file)
     return Held(str(path), sizes, dtype, rows_at(path, dtype, sizes, start))
 
 
@@ -87,7 +88,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     """Open an array of an npz; a compressed one is read as a whole when first needed."""
     name = f"{path}:{member.filename}"
     with archive.open(member) as file:
-        sizes, dtype, start = _header(name, file)
+        sizes, dtype, start = _read_npy_header(name, file)
     announced = start + math.prod(sizes) * dtype.itemsize
     possible = member.compress_size * (1 if member.compress_type == zipfile.ZIP_STORED else MOST_COMPRESSION)
     if announced != member.file_size or announced > possible:
@@ -105,7 +106,7 @@ def _open_member(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     return Held(name, sizes, dtype, rows, in_memory=True)
 
 
-def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
+def _read_npy_header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]:
     """Return sizes and type of an npy file, and where its elements begin."""
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -120,7 +121,7 @@ def _header(name: str, file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype, int]
 
 
 def _data_offset(path: Path, member: zipfile.ZipInfo) -> int:
-    """Return where the content of `member` begins in the file."""
+    """Return where the content of `member` begins in the npz file."""
     with open(path, "rb") as file:
         file.seek(member.header_offset)
         header = file.read(LOCAL_HEADER)

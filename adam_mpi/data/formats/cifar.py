@@ -23,12 +23,12 @@ def open_parts(path: Path) -> dict[str, Source]:
     found = {part: [path / name for name in names if (path / name).exists()] for part, names in files.items()}
     if not found["train"]:
         raise UserError(f"{path}: {files['train'][0]} does not exist")
-    return {part: _source(paths, labels, classes) for part, paths in found.items() if paths}
+    return {part: _source_of_records(paths, labels, classes) for part, paths in found.items() if paths}
 
 
-def _source(paths: list[Path], labels: int, classes: int) -> Source:
-    """Return the source of files whose records have `labels` label bytes, the last of which counts."""
-    counts = [_records(path, labels + PIXELS) for path in paths]
+def _source_of_records(paths: list[Path], labels: int, classes: int) -> Source:
+    """Return the source of CIFAR files whose records have `labels` label bytes, the last of which counts."""
+    counts = [_count_records(path, labels + PIXELS) for path in paths]
     pieces = [
         (count, rows_at(path, np.dtype(np.uint8), (count, labels + PIXELS), 0))
         for count, path in zip(counts, paths, strict=True)
@@ -47,8 +47,8 @@ def _source(paths: list[Path], labels: int, classes: int) -> Source:
     return Source(name, SHAPE, np.dtype(np.uint8), labels=fine, rows=rows, classes=classes)
 
 
-def _records(path: Path, size: int) -> int:
-    """Return the number of records of `size` bytes in a file; raise UserError when they do not fill it."""
+def _count_records(path: Path, size: int) -> int:
+    """Return the number of records of `size` bytes in a CIFAR file; raise UserError when they do not fill it."""
     count, rest = divmod(path.stat().st_size, size)
     if rest or not count:
         raise UserError(f"{path}: cut short or damaged: {path.stat().st_size} bytes are no records of {size} each")

@@ -22,15 +22,15 @@ def open_parts(path: Path, size: int = 0) -> dict[str, Source]:
     parts = {part: path / part for part in ("train", "test") if (path / part).is_dir()}
     folders = parts if "train" in parts else {"train": path}
     classes = sorted(entry.name for entry in os.scandir(folders["train"]) if entry.is_dir())
-    listed = {part: list(_files(folder, classes)) for part, folder in folders.items()}
+    listed = {part: list(_image_files(folder, classes)) for part, folder in folders.items()}
     if not listed["train"]:
         raise UserError(f"data set {path}: no format known here; a folder of images has class/name.png or .jpg")
     shape = _first_shape(path, listed["train"], size)
-    return {part: _source(files, shape, tuple(classes), size > 0) for part, files in listed.items() if files}
+    return {part: _source_of_files(files, shape, tuple(classes), size > 0) for part, files in listed.items() if files}
 
 
-def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
-    """Yield the images below `folder` with their labels."""
+def _image_files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
+    """Yield the image files below `folder` with their labels."""
     for label, name in enumerate(classes):
         if (folder / name).is_dir():
             found = (file for file in (folder / name).iterdir() if file.suffix.lower() in ENDINGS)
@@ -38,7 +38,7 @@ def _files(folder: Path, classes: list[str]) -> Iterator[tuple[Path, int]]:
 
 
 def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
-    """Return the shape of the first image that can be read; with a `size` only its channels are used."""
+    """Return the shape of the first image file that can be read; with a `size` only its channels are used."""
     for file, _ in files:
         try:
             with _pillow().open(file) as image:
@@ -50,8 +50,8 @@ def _first_shape(path: Path, files: list[tuple[Path, int]], size: int) -> Shape:
     raise UserError(f"data set {path}: none of its {len(files)} images can be read")
 
 
-def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...], fit: bool) -> Source:
-    """Return the source of `files`, which are scaled to `shape` if they may be (`fit`)."""
+def _source_of_files(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...], fit: bool) -> Source:
+    """Return the source of image `files`, which are scaled to `shape` if they may be (`fit`)."""
     paths = [file for file, _ in files]
     labels = np.array([label for _, label in files], np.int64)
 
@@ -74,7 +74,7 @@ def _source(files: list[tuple[Path, int]], shape: Shape, names: tuple[str, ...],
 
 
 def decode_image(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
-    """Return the image as (channels, height, width), or a text about what is wrong with it."""
+    """Return the image of a PNG or JPEG file as (channels, height, width), or a text about what is wrong with it."""
     channels, height, width = shape
     try:
         with _pillow().open(path) as image:
@@ -86,13 +86,13 @@ def decode_image(path: Path, shape: Shape, fit: bool) -> np.ndarray | str:
     if plain.size != (width, height):
         if not fit:
             return f"is {plain.size[0]} x {plain.size[1]}, the first one {width} x {height}; set data.size = SIDE"
-        plain = _fit(plain, height)
+        plain = _scale_and_crop(plain, height)
     pixels = np.asarray(plain, np.uint8)
     return np.ascontiguousarray(pixels.reshape(height, width, channels).transpose(2, 0, 1))
 
 
-def _fit(image: Any, side: int) -> Any:
-    """Scale `image` until its shorter side has `side` pixels, and crop the middle."""
+def _scale_and_crop(image: Any, side: int) -> Any:
+    """Scale a decoded `image` until its shorter side has `side` pixels, and crop the middle."""
     scale = side / min(image.size)
     wide, high = (max(side, round(length * scale)) for length in image.size)
     left = (wide - side) // 2
@@ -102,7 +102,7 @@ def _fit(image: Any, side: int) -> Any:
 
 @cache
 def _decoding_threads() -> ThreadPoolExecutor:
-    """Return the threads that decode images."""
+    """Return the threads that decode image files."""
     return ThreadPoolExecutor(min(32, os.cpu_count() or 1), "decode")
 
 

@@ -7,13 +7,13 @@ import h5py
 import numpy as np
 
 from adam_mpi.base.errors import UserError
+from adam_mpi.data.formats.array_names import name_parts
 from adam_mpi.data.formats.arrays import Held
 from adam_mpi.data.formats.source import (
     MOST_COMPRESSION,
     Rows,
     Source,
     array_source,
-    name_parts,
     rows_at,
     rows_in_chunks,
 )
@@ -24,25 +24,25 @@ NUMBERS = "iufb"
 
 def open_parts(path: Path) -> dict[str, Source]:
     """Open the parts in an HDF5 file; raise UserError when it is damaged."""
-    file = _open(path)
+    file = _open_hdf5(path)
     names: list[str] = []
     file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     classes = int(file.attrs["classes"]) if "classes" in file.attrs else None
     return {
-        part: _source(path, file[images], file[labels], classes)
+        part: _source_of_datasets(path, file[images], file[labels], classes)
         for part, (images, labels) in name_parts(path, names).items()
     }
 
 
 def open_arrays(path: Path) -> dict[str, Held]:
     """Return the datasets in an HDF5 file by name; raise UserError when it is damaged."""
-    file = _open(path)
+    file = _open_hdf5(path)
     found: dict[str, Held] = {}
 
     def note(name: str, item: object) -> None:
         if isinstance(item, h5py.Dataset) and item.shape:
             if item.dtype.kind in NUMBERS:
-                _check_size(path, item)
+                _check_stored_size(path, item)
             rows = _direct_rows(path, item) or _selected_rows(item)
             found[name] = Held(f"{path}:{item.name}", item.shape, item.dtype, rows)
 
@@ -50,24 +50,25 @@ def open_arrays(path: Path) -> dict[str, Held]:
     return found
 
 
-def _open(path: Path) -> h5py.File:
+def _open_hdf5(path: Path) -> h5py.File:
+    """Open an HDF5 file of a data set; raise UserError when it is damaged."""
     try:
         return h5py.File(path, "r", locking=False)
     except OSError as error:
         raise UserError(f"{path}: cut short or damaged ({error})") from None
 
 
-def _source(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int | None) -> Source:
-    """Return the source of two datasets, after their sizes have been checked."""
+def _source_of_datasets(path: Path, images: h5py.Dataset, labels: h5py.Dataset, classes: int | None) -> Source:
+    """Return the source of two HDF5 datasets, after their sizes have been checked."""
     for dataset in (images, labels):
-        _check_size(path, dataset)
+        _check_stored_size(path, dataset)
 
     rows = _direct_rows(path, images) or _selected_rows(images)
     return array_source(f"{path}:{images.name}", images.shape, images.dtype, labels[:], rows=rows, classes=classes)
 
 
 def _direct_rows(path: Path, images: h5py.Dataset) -> Rows | None:
-    """Return a function that reads rows past the library, which is slow for single rows.
+    """Return a function that reads rows of an HDF5 dataset past the library, which is slow for single rows.
 
     Return None for images that are not stored as they are: compressed, shuffled, or in chunks of part of an image.
     """
@@ -87,7 +88,7 @@ def _direct_rows(path: Path, images: h5py.Dataset) -> Rows | None:
 
 
 def _selected_rows(images: h5py.Dataset) -> Rows:
-    """Return a function that reads rows through the library, chunk by chunk."""
+    """Return a function that reads rows through the HDF5 library, chunk by chunk."""
     step = images.chunks[0] if images.chunks else 1
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -101,8 +102,8 @@ def _selected_rows(images: h5py.Dataset) -> Rows:
     return rows
 
 
-def _check_size(path: Path, dataset: h5py.Dataset) -> None:
-    """Raise UserError, before memory is allocated, when a dataset announces more than its stored bytes can hold."""
+def _check_stored_size(path: Path, dataset: h5py.Dataset) -> None:
+    """Raise UserError, before memory is allocated, when an HDF5 dataset announces more than it has stored."""
     if dataset.dtype.kind not in NUMBERS:
         raise UserError(f"{path}:{dataset.name}: holds {dataset.dtype}; it must hold numbers")
     announced = math.prod(dataset.shape) * dataset.dtype.itemsize

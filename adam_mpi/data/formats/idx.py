@@ -25,13 +25,13 @@ def open_parts(folder: Path) -> dict[str, Source]:
 
 
 def find_idx_file(folder: Path, stem: str) -> Path:
-    """Return the path of a file, plain or gzipped."""
+    """Return the path of an idx file, plain or gzipped."""
     plain = folder / stem
     return plain if plain.is_file() else folder / f"{stem}.gz"
 
 
 def _open_part(folder: Path, part: str) -> Source:
-    """Return the source of `part`; images that are gzipped are kept in memory."""
+    """Return the source of `part` in idx files; images that are gzipped are kept in memory."""
     images_path, labels_path = (find_idx_file(folder, stem) for stem in FILES[part])
     sizes = shape(images_path)
     labels = read_idx_file(labels_path)
@@ -52,13 +52,13 @@ def _open_part(folder: Path, part: str) -> Source:
 
 
 def _plain_rows(path: Path) -> Rows:
-    """Return a function that reads rows where they lie in a plain file."""
+    """Return a function that reads rows where they lie in a plain idx file."""
     sizes = _checked_shape(path)
     return rows_at(path, np.dtype(np.uint8), sizes, 4 + 4 * len(sizes))
 
 
 def _gzipped_rows(path: Path) -> Rows:
-    """Return a function that reads a gzipped file as a whole when it is first called."""
+    """Return a function that reads a gzipped idx file as a whole when it is first called."""
     array: list[np.ndarray] = []
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -70,16 +70,16 @@ def _gzipped_rows(path: Path) -> Rows:
 
 
 def shape(path: Path) -> tuple[int, ...]:
-    """Return the sizes announced in the header; nothing else is read."""
+    """Return the sizes announced in the header of an idx file; nothing else is read."""
     try:
         with _open_idx_file(path) as file:
-            return _header(path, file)
+            return _read_header(path, file)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}); fetch it again") from None
 
 
 def read_idx_file(path: Path) -> np.ndarray:
-    """Return the array of bytes in the file, after its header has been checked against its size."""
+    """Return the array of bytes in an idx file, after its header has been checked against its size."""
     sizes = _checked_shape(path)
     header_bytes = 4 + 4 * len(sizes)
     announced = header_bytes + math.prod(sizes)
@@ -95,7 +95,7 @@ def read_idx_file(path: Path) -> np.ndarray:
 
 
 def _checked_shape(path: Path) -> tuple[int, ...]:
-    """Return the sizes announced in the header; raise UserError when the file has another length."""
+    """Return the sizes announced in an idx header; raise UserError when the file has another length."""
     sizes = shape(path)
     announced = 4 + 4 * len(sizes) + math.prod(sizes)
     held = _uncompressed_bytes(path)
@@ -105,11 +105,12 @@ def _checked_shape(path: Path) -> tuple[int, ...]:
 
 
 def _open_idx_file(path: Path) -> BinaryIO:
+    """Open an idx file, plain or gzipped."""
     return gzip.open(path) if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
-def _header(path: Path, file: BinaryIO) -> tuple[int, ...]:
-    """Read the sizes from two zero bytes, the type, the number of dimensions, and four big-endian bytes per size."""
+def _read_header(path: Path, file: BinaryIO) -> tuple[int, ...]:
+    """Read the sizes from an idx header: two zero bytes, type, number of dimensions, four big-endian bytes each."""
     magic = file.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or not 1 <= magic[3] <= 4:
         raise UserError(f"{path}: not an idx file: it begins with {magic.hex() or 'nothing'}, not 0000 and a type")
@@ -122,7 +123,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[int, ...]:
 
 
 def _uncompressed_bytes(path: Path) -> int:
-    """Return the length of a file, or of the content of a gzipped one as it announces it."""
+    """Return the length of an idx file, or of the content of a gzipped one as it announces it."""
     if path.suffix != ".gz":
         return path.stat().st_size
     # gzip ends with the size modulo 2**32; arrays past 4 GiB are read from plain files only.

@@ -33,7 +33,7 @@ class Wanted:
 
 
 def parse(key: str, entries: Sequence[Any], kinds: Sequence[str] = ()) -> list[Wanted]:
-    """Return the entries of `key`: names of arrays, or tables with a name and a kind; raise UserError for others."""
+    """Return the named arrays that `key` asks for: names, or tables with name and kind; raise UserError for others."""
     found = [Wanted(entry) if isinstance(entry, str) else _parse_table(key, entry, kinds) for entry in entries]
     names = [wanted.name for wanted in found]
     if len(set(names)) < len(names):
@@ -42,6 +42,7 @@ def parse(key: str, entries: Sequence[Any], kinds: Sequence[str] = ()) -> list[W
 
 
 def _parse_table(key: str, entry: Any, kinds: Sequence[str]) -> Wanted:
+    """Return the named array that a table of `key` asks for; raise UserError for a wrong one."""
     if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not {"name", "kind"} >= set(entry):
         raise UserError(f"{key}: {entry!r} is neither the name of an array nor a table with name and kind")
     wanted = Wanted(entry["name"], entry.get("kind", ""))
@@ -51,7 +52,7 @@ def _parse_table(key: str, entry: Any, kinds: Sequence[str]) -> Wanted:
 
 
 def open_parts(path: Path, inputs: Sequence[Any], targets: Sequence[Any]) -> dict[str, Source]:
-    """Open the parts of the data set at `path`; `inputs` and `targets` are those of the configuration.
+    """Open the parts of the data set of named arrays at `path`, with the `inputs` and `targets` of the configuration.
 
     Raises UserError for an array that is missing, has another length than the others, or holds no numbers.
     """
@@ -62,14 +63,14 @@ def open_parts(path: Path, inputs: Sequence[Any], targets: Sequence[Any]) -> dic
     if both := {wanted.name for wanted in taken} & {wanted.name for wanted in aims}:
         raise UserError(f"data.targets: {', '.join(sorted(both))} is also in data.inputs")
     held = open_arrays(path)
-    parts = {"train": _find(path, held, [*taken, *aims], "train", required=True)}
-    if test := _find(path, held, [*taken, *aims], "test", required=False):
+    parts = {"train": _find_named_arrays(path, held, [*taken, *aims], "train", required=True)}
+    if test := _find_named_arrays(path, held, [*taken, *aims], "test", required=False):
         parts["test"] = test
-    return {part: _source(found, taken, aims) for part, found in parts.items()}
+    return {part: _source_of_part(found, taken, aims) for part, found in parts.items()}
 
 
 def open_arrays(path: Path) -> dict[str, Held]:
-    """Return the arrays of an npz, HDF5 or safetensors file, or of a folder of npy files, by name."""
+    """Return the named arrays of an npz, HDF5 or safetensors file, or of a folder of npy files."""
     if path.is_dir():
         return arrays.open_arrays(path)
     with open(path, "rb") as file:
@@ -103,8 +104,10 @@ def _open_safetensors(path: Path) -> dict[str, Held]:
         raise UserError(f"{path}: not a safetensors file, or damaged ({error})") from None
 
 
-def _find(path: Path, held: Mapping[str, Held], wanted: Sequence[Wanted], part: str, required: bool) -> dict[str, Held]:
-    """Return the arrays of `part` by the names of the configuration: x is train_x, x_train or train/x, or x alone.
+def _find_named_arrays(
+    path: Path, held: Mapping[str, Held], wanted: Sequence[Wanted], part: str, required: bool
+) -> dict[str, Held]:
+    """Return the named arrays of `part`: x is train_x, x_train or train/x, or x alone.
 
     Without `required` nothing is returned unless one of them is there.
     """
@@ -124,13 +127,13 @@ def _find(path: Path, held: Mapping[str, Held], wanted: Sequence[Wanted], part: 
     return found
 
 
-def _source(found: Mapping[str, Held], inputs: Sequence[Wanted], targets: Sequence[Wanted]) -> Source:
-    """Return the source of one part."""
+def _source_of_part(found: Mapping[str, Held], inputs: Sequence[Wanted], targets: Sequence[Wanted]) -> Source:
+    """Return the source of one part of a data set of named arrays."""
     count = _check_lengths(found)
     first = found[inputs[0].name]
     field, rows = _first_input(inputs[0].name, first)
-    columns = [_input(wanted.name, found[wanted.name]) for wanted in inputs[1:]]
-    aims = [_target(wanted, found[wanted.name]) for wanted in targets]
+    columns = [_further_input(wanted.name, found[wanted.name]) for wanted in inputs[1:]]
+    aims = [_target_field(wanted, found[wanted.name]) for wanted in targets]
     values = [np.ascontiguousarray(found[aim.name].all().reshape(count, *aim.shape), aim.dtype) for aim in aims]
     more = [Column(aim, array.__getitem__) for aim, array in zip(aims[1:], values[1:], strict=True)]
     return Source(
@@ -147,7 +150,7 @@ def _source(found: Mapping[str, Held], inputs: Sequence[Wanted], targets: Sequen
 
 
 def _check_lengths(found: Mapping[str, Held]) -> int:
-    """Return the rows of all arrays; raise UserError where they differ, or hold no numbers."""
+    """Return the rows of all named arrays; raise UserError where they differ, or hold no numbers."""
     (first, one), *_ = found.items()
     for name, held in found.items():
         if held.dtype.kind not in "uifb":
@@ -160,7 +163,7 @@ def _check_lengths(found: Mapping[str, Held]) -> int:
 
 
 def _input_type(dtype: np.dtype) -> str:
-    """Return the type that an input is sent as: bytes, integers, and floats of at most 32 bits."""
+    """Return the type that a named input is sent as: bytes, integers, and floats of at most 32 bits."""
     if dtype.kind == "f":
         return "float16" if dtype.itemsize == 2 else "float32"
     if dtype.kind == "b" or dtype == np.uint8:
@@ -169,8 +172,8 @@ def _input_type(dtype: np.dtype) -> str:
 
 
 def _first_input(name: str, held: Held) -> tuple[Field, Rows]:
-    """Return the first input: bytes and floats are images or features, (channels, height, width) in any order."""
-    field, rows = _input(name, held).field, _input(name, held).rows
+    """Return the first named input: bytes and floats are images or features, (channels, height, width)."""
+    field, rows = _further_input(name, held).field, _further_input(name, held).rows
     if not 2 <= len(held.sizes) <= 4 or field.dtype.startswith("int"):
         return field, rows
     shape, order = image_axes(held.name, held.sizes)
@@ -182,20 +185,20 @@ def _first_input(name: str, held: Held) -> tuple[Field, Rows]:
     return Field(name, field.dtype, shape), arranged
 
 
-def _input(name: str, held: Held) -> Column:
-    """Return an input as it is in the file."""
+def _further_input(name: str, held: Held) -> Column:
+    """Return a further named input as it is in the file."""
     dtype = _input_type(held.dtype)
     return Column(
         Field(name, dtype, held.sizes[1:], INPUT), lambda indices: np.ascontiguousarray(held.rows(indices), dtype)
     )
 
 
-def _target(wanted: Wanted, held: Held) -> Field:
-    """Return the field of a target, whose kind follows from its type where none is given.
+def _target_field(wanted: Wanted, held: Held) -> Field:
+    """Return the field of a named target, whose kind follows from its type where none is given.
 
     Raises UserError for an array that cannot be of this kind.
     """
-    kind = wanted.kind or _kind(held)
+    kind = wanted.kind or _target_kind(held)
     shape = held.sizes[1:]
     floats = held.dtype.kind == "f"
     if kind == CLASSES and (floats or math.prod(shape) != 1):
@@ -209,8 +212,8 @@ def _target(wanted: Wanted, held: Held) -> Field:
     return Field(wanted.name, "uint8" if kind == SETS else "int32", shape, TARGET, kind)
 
 
-def _kind(held: Held) -> str:
-    """Return the kind of targets that an array of this type and shape has."""
+def _target_kind(held: Held) -> str:
+    """Return the kind of targets that a named array of this type and shape has."""
     if held.dtype.kind == "f":
         return VECTORS
     if math.prod(held.sizes[1:]) == 1:

@@ -20,12 +20,12 @@ Rows = Callable[[np.ndarray], np.ndarray]
 
 
 def rows_at(path: Path, dtype: np.dtype, sizes: tuple[int, ...], offset: int) -> Rows:
-    """Return a function from indices to rows of an array at `offset`; raise UserError when the file is too short."""
+    """Return a function that reads rows of an array from `offset` of a file; raise UserError when it is too short."""
     return rows_in_chunks(path, dtype, sizes, np.array([offset]), sizes[0])
 
 
 def rows_in_chunks(path: Path, dtype: np.dtype, sizes: tuple[int, ...], starts: np.ndarray, length: int) -> Rows:
-    """Return the same for an array in chunks of `length` rows that begin at `starts` in the file."""
+    """Return a function that reads rows of an array whose chunks of `length` rows begin at `starts` in a file."""
     row_bytes = math.prod(sizes[1:]) * dtype.itemsize
     wanted = int(starts.max(initial=0)) + length * row_bytes
     held = path.stat().st_size
@@ -39,14 +39,14 @@ def rows_in_chunks(path: Path, dtype: np.dtype, sizes: tuple[int, ...], starts: 
         # Adjacent rows are read together.
         edges = [0, *(np.flatnonzero(np.diff(places) != row_bytes) + 1).tolist(), len(indices)]
         for first, last in itertools.pairwise(edges):
-            _fill(path, file.fileno(), taken[first:last].reshape(-1), int(places[first]) if last else 0)
+            _fill_memory(path, file.fileno(), taken[first:last].reshape(-1), int(places[first]) if last else 0)
         return taken.view(dtype).reshape(len(indices), *sizes[1:])
 
     return rows
 
 
-def _fill(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
-    """Read from `offset` on until `memory` is full; raise UserError at the end of the file."""
+def _fill_memory(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
+    """Read rows of a source's file from `offset` on until `memory` is full; raise UserError at the end of the file."""
     done = 0
     while done < memory.size:
         more = _read_into(file, memory[done:], offset + done)
@@ -56,7 +56,7 @@ def _fill(path: Path, file: int, memory: np.ndarray, offset: int) -> None:
 
 
 def _read_into(file: int, memory: np.ndarray, offset: int) -> int:
-    """Read once from `offset` on into `memory`; return the bytes read."""
+    """Read once from `offset` of a source's file into `memory`; return the bytes read."""
     if hasattr(os, "preadv"):
         return os.preadv(file, [memory.data], offset)
     content = os.pread(file, memory.size, offset)
@@ -65,7 +65,7 @@ def _read_into(file: int, memory: np.ndarray, offset: int) -> int:
 
 
 def join_rows(pieces: list[tuple[int, Rows]]) -> Rows:
-    """Return a function that reads the rows of several files as if they were one; `pieces` are (length, rows)."""
+    """Return a function that reads the rows of several files of a source as one; `pieces` are (length, rows)."""
     edges = np.cumsum([0] + [length for length, _ in pieces])
 
     def rows(indices: np.ndarray) -> np.ndarray:
@@ -135,7 +135,7 @@ class Source:
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        """Return the inputs and targets in their order, before any transformation."""
+        """Return the inputs and targets of a source in their order, before any transformation."""
         image = Field(self.input_name, self.dtype.name, self.shape)
         more = [column.field for column in self.columns]
         inputs = [field for field in more if field.role == INPUT]
@@ -155,7 +155,7 @@ class Source:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     def read(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return images [n, channels, height, width] and labels [n] at ascending `indices`.
+        """Return images [n, channels, height, width] and labels [n] of a source at ascending `indices`.
 
         Raises BadImages for float images that hold NaN or infinity.
         """
@@ -165,7 +165,7 @@ class Source:
         return images, self.labels[indices]
 
     def read_columns(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the further inputs and targets at `indices` by name; raise BadImages for NaN and infinity."""
+        """Return a source's further inputs and targets at `indices`; raise BadImages for NaN and infinity."""
         order = np.argsort(indices)
         found = {}
         for column in self.columns:
@@ -177,6 +177,7 @@ class Source:
         return found
 
     def _check_finite(self, values: np.ndarray, indices: np.ndarray) -> None:
+        """Raise BadImages where `values` of a source hold NaN or infinity."""
         bad = np.flatnonzero(~np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
         if bad.size:
             raise BadImages(bad.tolist(), f"{self.name(indices[bad[0]])}: holds NaN or infinity")
@@ -234,30 +235,3 @@ def image_axes(name: str, sizes: tuple[int, ...]) -> tuple[Shape, tuple[int, ...
         case (_, height, width, channels):
             return (channels, height, width), (0, 3, 1, 2)
     raise UserError(f"{name}: an array of sizes {sizes}; give (images, features), (images, height, width) or four axes")
-
-
-IMAGES = ("images", "features", "x")
-LABELS = ("labels", "y")
-
-
-def name_parts(path: Path, names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return which arrays are the images and labels of each part, by names like train_images, x_test, train/labels.
-
-    Raises UserError when there are no training images.
-    """
-    plain = {name.lower().replace("/", "_"): name for name in names}
-    found = {}
-    for part in ("train", "test"):
-        images, labels = (
-            [n for word in words for n in (f"{part}_{word}", f"{word}_{part}") if n in plain]
-            for words in (IMAGES, LABELS)
-        )
-        if images and labels:
-            found[part] = plain[images[0]], plain[labels[0]]
-    images, labels = ([word for word in words if word in plain] for words in (IMAGES, LABELS))
-    if not found and images and labels:
-        found["train"] = plain[images[0]], plain[labels[0]]
-    if "train" not in found:
-        held = ", ".join(sorted(plain.values())[:8]) or "nothing"
-        raise UserError(f"{path}: no train_images and train_labels (or images and labels) in it; it holds {held}")
-    return found

@@ -12,7 +12,7 @@ FORMATS = ("onnx", "safetensors", "npz")
 
 
 def export(model: Trained, path: Path, kind: str | None) -> str:
-    """Write `model` to `path` in the format `kind`, or in that of the file's ending; return a line about the file.
+    """Export `model` to `path` in the format `kind`, or in that of the file's ending; return a line about the file.
 
     Raises UserError for a format that is unknown or whose library is not installed.
     """
@@ -30,5 +30,5 @@ def export(model: Trained, path: Path, kind: str | None) -> str:
 
 
 def named_tensors(model: Trained) -> dict[str, np.ndarray]:
-    """Return the weights of `model` by the names that PyTorch would give them, such as `conv1.weight`."""
+    """Return the weights to export of `model` by PyTorch's names for them, such as `conv1.weight`."""
     return {name.replace("/", "."): values for name, values in model.tensors.items()}

@@ -10,7 +10,7 @@ from adam_mpi.inference.trained import Trained
 
 
 def write(model: Trained, path: Path) -> None:
-    """Write `model` to `path` as an npz file."""
+    """Export `model` to `path` as an npz file."""
     texts = {"config": np.array(to_toml(model.config)), "inputs": np.array(model.inputs.to_json())}
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **named_tensors(model), **texts)

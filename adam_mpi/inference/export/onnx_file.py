@@ -31,7 +31,7 @@ POINTWISE = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
 
 def write(model: Trained, path: Path) -> None:
-    """Write `model` to `path` as ONNX; raise UserError for a layer that ONNX computes in another way."""
+    """Export `model` to `path` as ONNX; raise UserError for a layer that ONNX computes in another way."""
     if isinstance(model.shapes, GraphLayers):
         graph = onnx_graph.make(model.shapes.graph, model.weights, PROBABILITIES)
     else:
@@ -63,7 +63,7 @@ def _stack(model: Trained) -> onnx.GraphProto:
 
 
 def _scaling(model: Trained) -> dict[str, np.ndarray]:
-    """Return mean and factor that bring pixels to 0 to 1, or normalized inputs to mean 0 and deviation 1."""
+    """Return mean and factor for the ONNX nodes that bring pixels to 0 to 1, or normalized inputs to deviation 1."""
     if model.inputs.mean:
         mean = np.array(model.inputs.mean, np.float32)
         factor = np.array(model.inputs.factor, np.float32)
@@ -74,14 +74,14 @@ def _scaling(model: Trained) -> dict[str, np.ndarray]:
 
 
 def _scale_nodes(model: Trained) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that bring the input to what the first layer takes."""
+    """Yield the ONNX nodes that bring the input to what the first layer takes."""
     yield helper.make_node("Cast", [INPUT], ["numbers"], to=TensorProto.FLOAT)
     yield helper.make_node("Sub", ["numbers", "mean"], ["centered"])
     yield helper.make_node("Mul", ["centered", "factor"], ["scaled"])
 
 
 def _layer_nodes(shapes: tuple[LayerShape, ...]) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of all layers; the first dense layer has its input flattened."""
+    """Yield the ONNX nodes of all layers; the first dense layer has its input flattened."""
     before = "scaled"
     flat = False
     for shape in shapes:

@@ -10,5 +10,5 @@ from adam_mpi.inference.trained import Trained
 
 
 def write(model: Trained, path: Path) -> None:
-    """Write `model` to `path` as a safetensors file."""
+    """Export `model` to `path` as a safetensors file."""
     save_file(named_tensors(model), path, {"config": to_toml(model.config), "inputs": model.inputs.to_json()})

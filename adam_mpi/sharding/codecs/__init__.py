@@ -17,13 +17,13 @@ class Codec(Protocol):
     feedback: bool
 
     def words(self, values: int) -> int:
-        """Return the most 32-bit words that `values` values take."""
+        """Return the most 32-bit words that `values` values take when the codec has encoded them."""
 
     def encode(self, values: np.ndarray, residual: np.ndarray, out: np.ndarray) -> int:
-        """Write the encoded `values` into `out`; return the words used. Update `residual` if there is feedback."""
+        """Encode `values` of a delta push into `out`; return the words used; keep a `residual` if there is feedback."""
 
     def decode(self, words: np.ndarray, out: np.ndarray) -> None:
-        """Write the values that `words` encode into `out`."""
+        """Decode the `words` of a delta push into `out`."""
 
 
 # The position in this table is the codec's number in a message.

@@ -24,7 +24,7 @@ class Codec:
 
 @njit(nogil=True, cache=True)
 def shorten(values: np.ndarray, out: np.ndarray) -> None:
-    """Round the bits `values` of float32 to the bits `out` of bfloat16."""
+    """Round the float32 bits `values` to the bits `out` of the codec bfloat16."""
     for i in range(values.size):
         word = values[i]
         # A NaN would round to an infinity: it is truncated instead.
@@ -35,6 +35,6 @@ def shorten(values: np.ndarray, out: np.ndarray) -> None:
 
 @njit(nogil=True, cache=True)
 def lengthen(halves: np.ndarray, out: np.ndarray) -> None:
-    """Convert the bits `halves` of bfloat16 to the bits `out` of float32."""
+    """Convert the bits `halves` of the codec bfloat16 to the bits `out` of float32."""
     for i in range(out.size):
         out[i] = np.uint32(halves[i]) << np.uint32(16)

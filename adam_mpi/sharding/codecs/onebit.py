@@ -30,7 +30,7 @@ class Codec:
 
 @njit(nogil=True, cache=True)
 def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: np.ndarray) -> None:
-    """Encode `values` plus `residual`; `bits` and `means` are the same memory as uint32 and as float32."""
+    """Encode `values` plus `residual` with one bit each; `bits` and `means` are the same memory in two types."""
     for group in range(-(-values.size // GROUP)):
         first = group * GROUP
         place = group * GROUP_WORDS
@@ -61,7 +61,7 @@ def _encode(values: np.ndarray, residual: np.ndarray, bits: np.ndarray, means: n
 
 @njit(nogil=True, cache=True)
 def _decode(bits: np.ndarray, means: np.ndarray, out: np.ndarray) -> None:
-    """Decode `out.size` values; `bits` and `means` are the same memory as uint32 and as float32."""
+    """Decode `out.size` values of one bit each; `bits` and `means` are the same memory in two types."""
     for i in range(out.size):
         place = i // GROUP * GROUP_WORDS
         bit = i % GROUP

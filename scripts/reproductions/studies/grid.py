@@ -5,7 +5,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from _study import Found, Points, Scale, Table, job
+from _study import Found, Points, Scale, Table, job, mean
 
 TITLE = "The recipe of synchronous training, asynchronously"
 KIND = "measured; ranks share the cores of this machine"
@@ -41,20 +41,13 @@ def points(scale: Scale) -> Points:
             *MODES[mode],
         ]
         for ranks in RANKS if mode != "synchronous" else RANKS[:1]:
-            name = f"{mode}, rate {rate}, momentum {momentum}, {ranks} ranks, seed {seed}"
-            found[name] = partial(_cell, scale, settings, ranks, (mode, rate, momentum))
+            name = f"{_variant(mode, rate, momentum, ranks)}, seed {seed}"
+            found[name] = partial(job, scale, settings, EPOCHS, ranks)
     return found
 
 
-def _cell(scale: Scale, settings: list[str], ranks: int, cell: tuple[str, float, float]) -> dict[str, Any] | None:
-    found = job(scale, settings, EPOCHS, ranks)
-    mode, rate, momentum = cell
-    return None if found is None else found | {"mode": mode, "rate": rate, "momentum": momentum, "ranks": ranks}
-
-
-def _mean(found: Found, key: str, **cell: Any) -> float | None:
-    values = [point[key] for point in found.values() if all(point[name] == value for name, value in cell.items())]
-    return fmean(values) if values else None
+def _variant(mode: str, rate: float, momentum: float, ranks: int = RANKS[0]) -> str:
+    return f"{mode}, rate {rate}, momentum {momentum}, {ranks} ranks"
 
 
 def paint(axes: Any, found: Found) -> None:
@@ -62,9 +55,9 @@ def paint(axes: Any, found: Found) -> None:
     rows = list(product(MOMENTA, RATES))
     columns = [(mode, ranks) for mode in MODES if mode != "synchronous" for ranks in RANKS]
     for y, (momentum, rate) in enumerate(rows):
-        aim = _mean(found, "accuracy", mode="synchronous", rate=rate, momentum=momentum)
+        aim = mean(found, _variant("synchronous", rate, momentum))
         for x, (mode, ranks) in enumerate(columns):
-            reached = _mean(found, "accuracy", mode=mode, rate=rate, momentum=momentum, ranks=ranks)
+            reached = mean(found, _variant(mode, rate, momentum, ranks))
             if aim is None or reached is None:
                 continue
             lack = 100 * (aim - reached)
@@ -87,8 +80,8 @@ def _cells(found: Found, mode: str) -> list[tuple[float, float]]:
     """Return (accuracy of synchronous training, of `mode`) of the cells where the first is good."""
     cells = []
     for rate, momentum, ranks in product(RATES, MOMENTA, RANKS):
-        aim = _mean(found, "accuracy", mode="synchronous", rate=rate, momentum=momentum)
-        reached = _mean(found, "accuracy", mode=mode, rate=rate, momentum=momentum, ranks=ranks)
+        aim = mean(found, _variant("synchronous", rate, momentum))
+        reached = mean(found, _variant(mode, rate, momentum, ranks))
         if aim is not None and reached is not None and aim >= GOOD:
             cells.append((aim, reached))
     return cells
@@ -100,11 +93,9 @@ def table(found: Found) -> Table:
     for momentum, rate, ranks in product(MOMENTA, RATES, RANKS):
         row = [f"{rate:g}", f"{momentum:g}", str(ranks)]
         for mode in MODES:
-            cell = {"mode": mode, "rate": rate, "momentum": momentum}
-            cell |= {} if mode == "synchronous" else {"ranks": ranks}
-            reached = _mean(found, "accuracy", **cell)
+            reached = mean(found, _variant(mode, rate, momentum, RANKS[0] if mode == "synchronous" else ranks))
             row.append("" if reached is None else f"{100 * reached:.2f}")
-        delay = _mean(found, "delay", mode="asynchronous", rate=rate, momentum=momentum, ranks=ranks)
+        delay = mean(found, _variant("asynchronous", rate, momentum, ranks), "delay")
         rows.append([*row, "" if delay is None else f"{delay:.1f}"])
     return [["rate", "momentum", "ranks", *(f"{mode}, %" for mode in MODES), "delay, gradients"], *rows]
 

@@ -39,7 +39,7 @@ def report_failure(failure_file: Path, text: str, status: str = "failed", exit_c
 
 
 def finishes_within(seconds: float, work: Callable[[], object]) -> bool:
-    """Call `work`, which may hang, on a thread of its own; return whether it has finished within `seconds`."""
+    """Call `work` of a failing rank, which may hang, on its own thread; return whether it ends within `seconds`."""
     thread = threading.Thread(target=work, name="within", daemon=True)
     thread.start()
     thread.join(seconds)
@@ -47,6 +47,7 @@ def finishes_within(seconds: float, work: Callable[[], object]) -> bool:
 
 
 def _report(failure_file: Path, text: str, status: str, exit_code: int, printed: threading.Event) -> None:
+    """Print the reason `text` why the job ends, and write it into the run directory."""
     if OWNER_FILE in os.environ and not Path(os.environ[OWNER_FILE]).exists():
         return print_error(text)
     try:
@@ -86,7 +87,7 @@ def reported_exit_code(failure_file: Path) -> int:
 
 
 def print_error(text: str) -> None:
-    """Print `text` on stderr, and return when the launcher has read it or `PRINT_SECONDS` have passed."""
+    """Print the error `text` on stderr, and return when the launcher has read it or `PRINT_SECONDS` have passed."""
     # A replacement of sys.stderr may have no method but `write`.
     with suppress(OSError, ValueError, AttributeError):
         # One write: other processes write to the same terminal.
@@ -96,7 +97,7 @@ def print_error(text: str) -> None:
 
 
 def wait_until_read(pipe: int, seconds: float) -> bool:
-    """Return whether the launcher reads all of `pipe` within `seconds`.
+    """Return whether the launcher reads all of the error output `pipe` within `seconds`.
 
     Some launchers discard what they have not read when the job ends. A descriptor that is no pipe counts as read.
     """
@@ -109,7 +110,7 @@ def wait_until_read(pipe: int, seconds: float) -> bool:
 
 
 def note_in_summary(failure_file: Path, text: str, status: str, exit_code: int = 1) -> None:
-    """Add the reason `text` to `summary.json` of the run; raise OSError or ValueError where that is impossible."""
+    """Add the reason `text` why the job failed to `summary.json`; raise OSError or ValueError if impossible."""
     path = _summary(failure_file)
     summary = json.loads(path.read_text()) if path.exists() else {}
     summary |= {"status": status, "failure": text, "exit_code": exit_code}
@@ -119,7 +120,7 @@ def note_in_summary(failure_file: Path, text: str, status: str, exit_code: int =
 
 
 def repair_summary(failure_file: Path) -> None:
-    """Add the reason again if the coordinator overwrote the summary at the same time; it writes no more by now."""
+    """Add the reason of the failure again if the coordinator overwrote `summary.json` at the same time."""
     with suppress(OSError, ValueError):
         text = failure_file.read_text().rstrip()
         if text and json.loads(_summary(failure_file).read_text())["status"] == "running":
@@ -171,7 +172,7 @@ def launched_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 
 def print_once(text: str) -> None:
-    """Print the line `text` on stderr from one rank, and return when all ranks have called this or a minute has passed.
+    """Print the error `text` from one rank, and return when all ranks have called this or a minute has passed.
 
     Launchers kill every other rank when one exits with an error, so no rank may exit before the line is printed.
     """
@@ -182,14 +183,14 @@ def print_once(text: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """Print the line `text` on stderr, and return when the launcher has read it or `PRINT_SECONDS` have passed."""
+    """Print the error line `text` on stderr, and return when the launcher has read it or PRINT_SECONDS have passed."""
     with suppress(OSError, ValueError):
         print(text, file=sys.stderr, flush=True)
         wait_until_read(sys.stderr.fileno(), PRINT_SECONDS)
 
 
 def _meet() -> None:
-    """Wait for all ranks, but not forever: some may be lost, or not have the error."""
+    """Wait for all ranks before one prints their common error, but not forever: some may be lost, or not have it."""
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError):
@@ -204,7 +205,7 @@ def _meet() -> None:
 
 
 def _started(environment: Mapping[str, str]) -> tuple[int, str]:
-    """Return how many processes the launcher has started, and its name; 0 if that is unknown."""
+    """Return how many processes the launcher has started, and the launcher's name; 0 if that is unknown."""
     counts = {name: _to_count(environment[name]) for name in STARTED if name in environment}
     if counts:
         # A launcher inside of another one's job may well start a single process.
@@ -216,4 +217,5 @@ def _started(environment: Mapping[str, str]) -> tuple[int, str]:
 
 
 def _to_count(text: str) -> int:
+    """Return a number of processes that the launcher's environment gives as `text`."""
     return int(text) if text.isdecimal() else 0

@@ -60,19 +60,19 @@ class Setting:
 
 
 def measure(costs: Costs, config: Config, data: Description, shapes: tuple[LayerShape, ...], setting: Setting) -> Costs:
-    """Return `costs` with every 0 replaced by a measurement on this machine.
+    """Return the `costs` of a simulation with every 0 replaced by a measurement on this machine.
 
     Costs of bytes are measured on as many bytes as the model has, which are in no cache.
     """
     size = min(MOST, parameters.total(shapes))
     measures: dict[str, Callable[[], float]] = {
-        "image": lambda: _image(network(config, data, shapes, setting.captured), config, data, setting),
-        "prepare": lambda: _prepare(config),
-        "copy": lambda: _message_copy(size),
-        "sign": lambda: _sign(size),
-        "wire": lambda: _wire(min(max(4 * size, LEAST_WIRED), MOST_WIRED)) if setting.hosts > 1 else 0.0,
-        "apply": lambda: _apply(size),
-        "pull": lambda: _pull(size),
+        "image": lambda: _measure_image(network(config, data, shapes, setting.captured), config, data, setting),
+        "prepare": lambda: _measure_preparation(config),
+        "copy": lambda: _measure_message_copy(size),
+        "sign": lambda: _measure_checksum(size),
+        "wire": lambda: _measure_tcp(min(max(4 * size, LEAST_WIRED), MOST_WIRED)) if setting.hosts > 1 else 0.0,
+        "apply": lambda: _measure_step(size),
+        "pull": lambda: _measure_pull(size),
     }
     unknown = {name: work for name, work in measures.items() if not getattr(costs, name)}
     if unknown:
@@ -81,8 +81,8 @@ def measure(costs: Costs, config: Config, data: Description, shapes: tuple[Layer
     return replace(costs, **{name: work() for name, work in unknown.items()})
 
 
-def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
-    """Return the median time of a call of `work`, without the first, which may compile; call `before` before each."""
+def _median_seconds(work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """Return the measured median time of a call of `work`, without the first; call `before` before each."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS
@@ -94,8 +94,8 @@ def _seconds(work: Callable[[], object], before: Callable[[], object] = lambda: 
     return median(times)
 
 
-def _image(net: Network, config: Config, data: Description, setting: Setting) -> float:
-    """Measure an image, in as many threads as train on a host and have cores: they share caches and memory."""
+def _measure_image(net: Network, config: Config, data: Description, setting: Setting) -> float:
+    """Measure the cost of training an image in all threads of a host, which share caches and memory."""
     threads = min(setting.threads, os.cpu_count() or 1)
     images = setting.images
     shared = [parameters.initial(net.shapes, config.run.seed) for _ in range(0, threads, setting.own)]
@@ -121,44 +121,44 @@ def _image(net: Network, config: Config, data: Description, setting: Setting) ->
             )
             own.step(total, -1e-9, 1.0)
 
-        return _cold(train, min(CACHES, TIMES * own.gradient.nbytes)) / images
+        return _median_seconds_cold(train, min(CACHES, TIMES * own.gradient.nbytes)) / images
 
     with ThreadPoolExecutor(threads) as pool:
         return median(pool.map(thread, range(threads)))
 
 
-def _prepare(config: Config) -> float:
-    """Measure the preparation of an image."""
+def _measure_preparation(config: Config) -> float:
+    """Measure the cost of preparing an image on a data rank."""
     images = np.arange(config.train.batch)
     loader = BatchLoader(open_set(config.data), config.run.seed)
-    return _seconds(lambda: loader.prepare(Phase(0, "train", 1), images)) / images.size
+    return _median_seconds(lambda: loader.prepare(Phase(0, "train", 1), images)) / images.size
 
 
-def _cold(work: Callable[[], object], between: int = CACHES) -> float:
-    """Return the median time of a call of `work`, when `between` other bytes are used between two calls."""
-    (other,) = _arrays(1, between // 4)
-    return _seconds(work, lambda: np.add(other, 1, out=other))
+def _median_seconds_cold(work: Callable[[], object], between: int = CACHES) -> float:
+    """Return the measured median time of a call of `work` when other bytes are used `between` two calls."""
+    (other,) = _arrays_of_ones(1, between // 4)
+    return _median_seconds(work, lambda: np.add(other, 1, out=other))
 
 
-def _arrays(count: int, size: int) -> list[np.ndarray]:
-    """Return `count` arrays of `size` ones."""
+def _arrays_of_ones(count: int, size: int) -> list[np.ndarray]:
+    """Return `count` arrays of `size` ones to measure with."""
     return [np.ones(size, np.float32) for _ in range(count)]
 
 
-def _message_copy(size: int) -> float:
-    """Measure the copy of a byte into a message."""
-    body, values = (array.view(np.uint32) for array in _arrays(2, size))
-    return _cold(lambda: mailbox.copy_words(body, values)) / (4 * size)
+def _measure_message_copy(size: int) -> float:
+    """Measure the cost of copying a byte into a message."""
+    body, values = (array.view(np.uint32) for array in _arrays_of_ones(2, size))
+    return _median_seconds_cold(lambda: mailbox.copy_words(body, values)) / (4 * size)
 
 
-def _sign(size: int) -> float:
-    """Measure the checksum of a byte."""
-    (message,) = _arrays(1, size)
-    return _cold(lambda: mailbox.message_checksum(message.view(np.uint32))) / (4 * size)
+def _measure_checksum(size: int) -> float:
+    """Measure the cost of the checksum of a byte."""
+    (message,) = _arrays_of_ones(1, size)
+    return _median_seconds_cold(lambda: mailbox.message_checksum(message.view(np.uint32))) / (4 * size)
 
 
-def _wire(size: int) -> float:
-    """Measure TCP on one of the two sides, per byte; MPI adds little to the copies of the operating system."""
+def _measure_tcp(size: int) -> float:
+    """Measure the cost of TCP on one of the two sides, per byte; MPI adds little to the system's copies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         sender = socket.create_connection(listening.getsockname())
         receiver, _ = listening.accept()
@@ -185,20 +185,20 @@ def _wire(size: int) -> float:
         return (time.process_time() - begun) / (2 * WIRED * size)
 
 
-def _apply(size: int) -> float:
-    """Measure the step of a server, per byte of a push."""
-    weights, pushed = _arrays(2, size)
+def _measure_step(size: int) -> float:
+    """Measure the cost of a server's step, per byte of a push."""
+    weights, pushed = _arrays_of_ones(2, size)
     scales = np.full(1, 1e-9, np.float32)
     rule = rules.RULES["descent"]
     rows = rules.coefficients(rule, Settings(), 1.0, BatchCounts(0, 1, 1))
     states = np.zeros((0, size), np.float32)
     step = partial(kernels.step, rule.kernel, weights, states, pushed, np.zeros(1, np.int64), scales, rows)
-    return _cold(step) / (4 * size)
+    return _median_seconds_cold(step) / (4 * size)
 
 
-def _pull(size: int) -> float:
-    """Measure how a worker takes in a byte of weights."""
-    local, arrived, latest = _arrays(3, size)
+def _measure_pull(size: int) -> float:
+    """Measure the cost of taking in a byte of weights on a worker."""
+    local, arrived, latest = _arrays_of_ones(3, size)
     values = np.zeros((1, size), np.float32)
     rows = np.zeros(1, np.int64)
 
@@ -207,4 +207,4 @@ def _pull(size: int) -> float:
         arrived[:] = latest
         gradient_buffer.renew(local, arrived, values, rows, np.float32(0))
 
-    return _cold(pull) / (4 * size)
+    return _median_seconds_cold(pull) / (4 * size)
