@@ -69,10 +69,9 @@ def test_a_graph_is_trained_although_a_worker_dies(launch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", ["0", "inf"])
-def test_running_statistics_are_averages_of_what_all_replicas_see(launch, staleness):
+def test_running_statistics_are_averages_of_what_all_replicas_see(launch):
     layers = '[{kind = "avg_pool", size = 4}, {kind = "batch_norm", images = 32}, {kind = "dense", units = 10}]'
-    settings = ["data.images=1000", "train.epochs=3", "kernels.engine=reference", f"consistency.staleness={staleness}"]
+    settings = ["data.images=1000", "train.epochs=3", "kernels.engine=reference", "consistency.staleness=0"]
     job = launch(4, "train", *given(f"model.layers={layers}", "optimizer.kind=adamw", "optimizer.decay=0.1", *settings))
     assert job.returncode == 0, job.said()
     model = adam_mpi.load(job.run)
@@ -84,9 +83,9 @@ def test_running_statistics_are_averages_of_what_all_replicas_see(launch, stalen
 
 def test_what_changes_gradients_is_refused_for_statistics(launch):
     layers = '[{kind = "batch_norm"}, {kind = "dense", units = 10}]'
-    job = launch(1, "train", *given(f"model.layers={layers}", "push.codec=onebit"))
+    job = launch(1, "train", *given(f"model.layers={layers}", "consistency.staleness=3"))
     assert job.returncode == 2
-    assert 'push.codec = "onebit" would change the running statistic batch_norm1/mean like a gradient' in job.stderr
+    assert "consistency.staleness = 3.0 does not fit the running statistic batch_norm1/mean" in job.stderr
 
 
 @pytest.mark.slow

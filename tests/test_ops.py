@@ -280,6 +280,16 @@ def test_shapes_that_do_not_meet(build, message):
         nn.graph(build())
 
 
+def test_of_equal_scores_the_first_is_the_larger_and_ignored_places_do_not_count():
+    scores = nn.input((4, 3))
+    target = nn.target((4,))
+    graph = nn.graph(scores, (), {"correct": nn.correct(scores, target, ignore=-1)})
+    feed = {"input": np.zeros((2, 4, 3)), "target": np.array([[0, 1, -1, 0], [-1, -1, -1, -1]])}
+    emitted = graphs.GeneratedExecutor(graph, 2, compiled=False, lanes=4)
+    for executor in (graphs.ReferenceExecutor(graph), emitted):
+        assert executor.evaluate(np.zeros(0, np.float32), feed)["correct"] == pytest.approx(2 / 3)
+
+
 def test_an_entry_that_a_table_lacks_is_named_or_makes_nan():
     value = nn.embedding(nn.input((2,), "integer"), 4, 3)
     graph = nn.graph(value, nn.mean(value))

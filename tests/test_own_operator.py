@@ -12,7 +12,7 @@ from adam_mpi.base.errors import UserError
 from adam_mpi.config.training_sections import Model
 from adam_mpi.model.frontends import configured
 from adam_mpi.model.graph_layers import GraphLayers
-from adam_mpi.model.input_format import SCALED_BYTES
+from adam_mpi.model.input_format import InputFormat
 from adam_mpi.model.ops import external
 from adam_mpi.model.ops.operator import REGISTRY
 
@@ -45,7 +45,7 @@ def test_the_operator_of_the_documentation_is_trained(mine):
 
 def test_a_configuration_names_the_file(mine):
     layers = [{"kind": "dense", "units": 4}, {"kind": "threshold", "limit": 2.0}, {"kind": "dense", "units": 3}]
-    made = configured.infer(Model(layers=layers, operators=str(mine)), (1, 2, 2), 3, SCALED_BYTES)
+    made = configured.infer(Model(layers=layers, operators=str(mine)), (1, 2, 2), 3, InputFormat())
     assert isinstance(made, GraphLayers)
     assert [node.name for node in made.graph.nodes].count("threshold1") == 1
 

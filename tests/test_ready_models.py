@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from adam_mpi import ready_models
+from adam_mpi.config.training_sections import Model
+from adam_mpi.model.frontends import configured
+from adam_mpi.model.input_format import InputFormat
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -104,3 +107,34 @@ def test_dropout_stands_where_it_is_asked_for():
     assert sum(node.name.startswith("dropout") for node in graph.nodes) == 5
     executor = graphs.ReferenceExecutor(graph)
     assert np.isfinite(graphs.gradient_of(executor, some_weights(graph), graphs.random_feed(graph, 2))[1]["loss"])
+
+
+def test_a_list_of_layers_describes_the_same():
+    width = 8
+    dense = {"kind": "dense", "units": width}
+    block = [
+        {"kind": "layer_norm", "name": "norm1"},
+        *(dense | {"name": part, "inputs": ["norm1"]} for part in ("query", "key", "value")),
+        {"kind": "attention", "heads": 2, "causal": True, "inputs": ["query", "key", "value"]},
+        dense | {"name": "projection"},
+        {"kind": "add", "inputs": ["input", "projection"], "name": "middle"},
+        {"kind": "layer_norm", "name": "norm2"},
+        {"kind": "dense", "units": 4 * width, "name": "inner"},
+        {"kind": "gelu", "form": "tanh"},
+        dense | {"name": "outer"},
+        {"kind": "add", "inputs": ["middle", "outer"]},
+    ]
+    layers = [
+        {"kind": "embedding", "entries": 5, "units": width, "name": "tokens"},
+        {"kind": "position_embedding", "name": "positions"},
+        {"repeat": 2, "name": "block", "layers": block},
+        {"kind": "layer_norm", "name": "norm"},
+        {"kind": "dense", "units": 5, "bias": False, "name": "head"},
+    ]
+    listed = configured.infer(Model(layers=layers), (7,), 5, InputFormat("int64")).graph
+    built = ready_models.char_gpt(5, 7, width, 2, 2)
+    assert listed.parameters == built.parameters
+    feed = graphs.random_feed(built, 3)
+    one, other = (graphs.gradient_of(graphs.ReferenceExecutor(g), some_weights(built), feed) for g in (listed, built))
+    np.testing.assert_array_equal(one[0], other[0])
+    assert one[1] == other[1]

@@ -9,7 +9,7 @@ from adam_mpi.config import models
 from adam_mpi.model.executors.generated import GeneratedExecutor
 from adam_mpi.model.executors.reference import ReferenceExecutor
 from adam_mpi.model.frontends import configured
-from adam_mpi.model.input_format import InputFormat
+from adam_mpi.model.input_format import SCALED_BYTES, InputFormat
 
 torch = pytest.importorskip("torch")
 from torch.nn import (  # noqa: E402
@@ -131,8 +131,9 @@ def graph_of(name):
         return ready_models.unet((3, 16, 16))
     loaded = config.load(name)
     loaded.model.layers = [entry for entry in loaded.model.layers if "dropout" not in str(entry)]
-    shape, classes, dtype = ((800,), 61, "float32") if name == "lstm-speech" else ((3, 32, 32), 10, "uint8")
-    return configured.build(loaded.model, shape, classes, InputFormat(dtype))
+    if name == "lstm-speech":
+        return configured.build(loaded.model, (800, 1, 1), 61, InputFormat("float32"))
+    return configured.build(loaded.model, (3, 32, 32), 10, SCALED_BYTES)
 
 
 def start(graph):

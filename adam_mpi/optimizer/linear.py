@@ -54,10 +54,9 @@ AVERAGED = 0.1
 
 
 def average(settings: Settings, rate: float, counts: BatchCounts) -> list[Coefficients]:
-    """Return the coefficients of a running average, whose gradients are what was observed less the average."""
-    batches = counts.present
-    share = (1 - (1 - AVERAGED) ** batches) / batches if batches else AVERAGED
-    return [Coefficients(gain=-share)]
+    """Return the coefficients of a running average, whose gradients are what was observed, not a change of it."""
+    kept = 1 - AVERAGED
+    return [Coefficients(1 - kept**counts.begun, -AVERAGED * _mean_power(kept, counts.present).real)]
 
 
 def momentum(settings: Settings, rate: float, counts: BatchCounts) -> list[Coefficients]:

@@ -125,13 +125,17 @@ def _check_statistics(config: Config, shapes: tuple[LayerShape, ...]) -> None:
         return
     optimizer = config.optimizer
     wrong = {
+        f"consistency.staleness = {config.consistency.staleness}": config.consistency.staleness != 0,
         f'push.codec = "{config.push.codec}"': config.push.codec != "none",
         'optimizer.where = "worker"': optimizer.where == "worker",
         "optimizer.clip_norm or clip_tensor": clips_steps(config),
     }
     for setting, given in wrong.items():
         if given:
-            raise UserError(f"{setting} would change the running statistic {found} like a gradient; leave it out")
+            raise UserError(
+                f"{setting} does not fit the running statistic {found}, averaged in synchronous training only; "
+                "set consistency.staleness = 0 without codec, clipping and worker steps, or take group or layer norm"
+            )
 
 
 def _check_evaluated_data(config: Config) -> None:

@@ -107,7 +107,7 @@ def build(model: ModelSection, shape: Sequence[int], classes: int, form: InputFo
         losses.append(term.loss)
         if isinstance(term.op, SoftmaxCrossEntropy) and not sums:
             _check_classes(term.scores, classes)
-            sums.append(("correct", tape.add(Correct(), term.scores, tape.values[TARGET]).name))
+            sums.append(("correct", tape.add(Correct(ignore=term.op.ignore), term.scores, tape.values[TARGET]).name))
             outputs = [tape.values[f"{term.loss.value}:1"].name] if term.scores is last else outputs
     return simplify(tape.graph(outputs, losses, sums))
 

@@ -5,18 +5,24 @@ as numbers of its own: the rest is done sample by sample. A group's moments are 
 (Welford's way for groups). Evaluation takes the running statistics.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from adam_mpi.model.engine.group_statistics import (
+    GroupState,
+    each_channel,
+    each_group,
+    each_place,
+    emit_combined,
+    emit_join,
+)
 from adam_mpi.model.engine.kernel import Kernel
 from adam_mpi.model.graph import Parameter, Value
 from adam_mpi.model.initialization import ONES, ZEROS
 from adam_mpi.model.ops.fields import hidden, number, whole
-from adam_mpi.model.ops.layer_norm import emit_moments
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
 
 
@@ -56,7 +62,7 @@ class BatchNorm(Operator):
     ) -> Sequence[Value | None]:
         back = BatchNormBack(self.images, self.epsilon)
         made = tape.apply(back, [*inputs[:2], *outputs[1:3], errors[0]])
-        return [*made[:3], *tape.apply(Observed(), [*outputs[1:], *inputs[3:]])]
+        return [*made[:3], *tape.apply(Observed(), outputs[1:])]
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         array, weight, bias, mean, variance = arrays
@@ -82,24 +88,24 @@ class BatchNorm(Operator):
                 kernel(kernel.outputs[2].store("channel", kernel.inputs[4].load("channel")))
             kernel(kernel.outputs[3].store(0, "splat(1.0)"))
         values = kernel.inputs[0]
-        with kernel.each_block(), _each_channel(kernel):
+        with kernel.each_block(), each_channel(kernel):
             kernel(f"mean = {kernel.outputs[1].load('channel')}")
             kernel(f"factor = {_factor(kernel.outputs[2].load('channel'), self.epsilon)}")
             kernel(f"factor = mul(factor, {kernel.inputs[1].load('channel')})")
             kernel(f"shift = {kernel.inputs[2].load('channel')}")
-            with _each_place(kernel):
+            with each_place(kernel):
                 kernel(kernel.outputs[0].store("index", f"fma(sub({values.load('index')}, mean), factor, shift)"))
 
     def _emit_statistics(self, kernel: Kernel) -> None:
         """Emit the statistics of all groups, given to each of their samples."""
         channels = kernel.inputs[1].value.size
-        state = _State(kernel, channels, 2)
-        with _each_group(kernel, self.images):
+        state = GroupState(kernel, channels, 2)
+        with each_group(kernel, self.images):
             state.emit_clear()
             with state.each_block_of_group():
-                _emit_join(kernel, state)
+                emit_join(kernel, state)
             with kernel.loop("channel", channels):
-                _emit_combined(kernel, state)
+                emit_combined(kernel, state)
             with state.each_block_of_group():
                 with kernel.loop("channel", channels):
                     for number in range(2):
@@ -155,12 +161,12 @@ class BatchNormBack(Operator):
     def emit(self, kernel: Any) -> None:
         values, weight, _, _, errors = kernel.inputs
         self._emit_sums(kernel)
-        with kernel.each_block(), _each_channel(kernel):
+        with kernel.each_block(), each_channel(kernel):
             self._emit_own(kernel)
             kernel(f"gain = mul(factor, {weight.load('channel')})")
             kernel(f"common = mul(gain, {kernel.outputs[3].load('channel')})")
             kernel(f"along = mul(mul(gain, factor), {kernel.outputs[4].load('channel')})")
-            with _each_place(kernel):
+            with each_place(kernel):
                 kernel(f"taken = fma(sub({values.load('index')}, mean), along, common)")
                 kernel(kernel.outputs[0].store("index", f"sub(mul(gain, {errors.load('index')}), taken)"))
 
@@ -171,60 +177,64 @@ class BatchNormBack(Operator):
 
     def _emit_sums(self, kernel: Kernel) -> None:
         """Emit the sums over each group, added to the gradients, and as means given to each of its samples."""
-        values, weight, _, _, errors = kernel.inputs
-        state = _State(kernel, weight.value.size, 2)
-        with _each_group(kernel, self.images):
+        channels = kernel.inputs[1].value.size
+        state = GroupState(kernel, channels, 2)
+        with each_group(kernel, self.images):
             state.emit_clear()
-            with state.each_block_of_group(), _each_channel(kernel):
-                self._emit_own(kernel)
-                kernel("error_sum = zero()")
-                kernel("product_sum = zero()")
-                with _each_place(kernel):
-                    kernel(f"error = {errors.load('index')}")
-                    kernel("error_sum = add(error_sum, error)")
-                    kernel(f"product_sum = fma(error, sub({values.load('index')}, mean), product_sum)")
-                kernel(state.store(0, f"fma(chosen, error_sum, {state.load(0)})"))
-                kernel(state.store(1, f"fma(chosen, mul(product_sum, factor), {state.load(1)})"))
-            kernel(f"share = np.float32(1) / np.float32((stop - start) * {values.value.size // weight.value.size})")
-            with kernel.loop("channel", weight.value.size):
+            with state.each_block_of_group(), each_channel(kernel):
+                self._emit_sums_of_block(kernel, state)
+            kernel(f"share = np.float32(1) / np.float32((stop - start) * {kernel.inputs[0].value.size // channels})")
+            with kernel.loop("channel", channels):
                 for number, output in ((0, kernel.outputs[2]), (1, kernel.outputs[1])):
                     kernel(f"whole_sum = total({state.load(number)})")
                     kernel(f"{output.scalar('channel')} += whole_sum")
                     kernel(state.store(number, "splat(whole_sum * share)"))
-            with state.each_block_of_group(), kernel.loop("channel", weight.value.size):
+            with state.each_block_of_group(), kernel.loop("channel", channels):
                 # Lanes without a sample get zeros: their errors stay zero.
                 for number in range(2):
                     state.emit_given(kernel.outputs[number + 3], "channel", f"mul(chosen, {state.load(number)})")
 
+    def _emit_sums_of_block(self, kernel: Kernel, state: GroupState) -> None:
+        """Emit what the samples of a block add to the sums of a channel: errors, and products with normal values."""
+        values, _, _, _, errors = kernel.inputs
+        self._emit_own(kernel)
+        kernel("error_sum = zero()")
+        kernel("product_sum = zero()")
+        with each_place(kernel):
+            kernel(f"error = {errors.load('index')}")
+            kernel("error_sum = add(error_sum, error)")
+            kernel(f"product_sum = fma(error, sub({values.load('index')}, mean), product_sum)")
+        kernel(state.store(0, f"fma(chosen, error_sum, {state.load(0)})"))
+        kernel(state.store(1, f"fma(chosen, mul(product_sum, factor), {state.load(1)})"))
+
 
 @dataclass(frozen=True)
 class Observed(Operator):
-    """Sum over samples how far the statistics of their groups are from the running ones.
+    """Sum over samples the statistics of their groups.
 
-    Inputs: means, variances, what makes variances unbiased, running means, and running variances.
+    Inputs: means, variances, and what makes variances unbiased.
     """
 
-    data_inputs = 5
+    data_inputs = 3
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         return [Value("", inputs[0].shape, batched=False)] * 2
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
-        means, variances, corrections, mean, variance = arrays
-        return [(means - mean).sum(axis=0), (variances * corrections - variance).sum(axis=0)]
+        means, variances, corrections = arrays
+        return [means.sum(axis=0), (variances * corrections).sum(axis=0)]
 
     def emit(self, kernel: Any) -> None:
-        means, variances, corrections, mean, variance = kernel.inputs
+        means, variances, corrections = kernel.inputs
         mask = kernel.scratch("mask", kernel.lanes)
         with kernel.each_lane():
             kernel(f"memory[{mask} + lane] = 1 if first + lane < count else 0")
         kernel(f"chosen = load(memory, {mask})")
         kernel(f"correction = {corrections.load(0)}")
         with kernel.loop("channel", means.value.size):
-            kernel(f"off = sub({means.load('channel')}, {mean.load('channel')})")
-            kernel(kernel.outputs[0].add("channel", "mul(chosen, off)"))
-            kernel(f"off = sub(mul(correction, {variances.load('channel')}), {variance.load('channel')})")
-            kernel(kernel.outputs[1].add("channel", "mul(chosen, off)"))
+            kernel(kernel.outputs[0].add("channel", f"mul(chosen, {means.load('channel')})"))
+            kernel(f"variance = mul(correction, {variances.load('channel')})")
+            kernel(kernel.outputs[1].add("channel", "mul(chosen, variance)"))
 
 
 def groups(samples: int, images: int) -> list[slice]:
@@ -239,108 +249,3 @@ def _wide(statistics: np.ndarray, array: np.ndarray) -> np.ndarray:
 
 def _factor(variance: str, epsilon: float) -> str:
     return f"div(splat(1.0), root(add({variance}, splat({epsilon!r}))))"
-
-
-@contextmanager
-def _each_group(kernel: Kernel, images: int) -> Iterator[None]:
-    """Emit a loop over the groups of a pass: samples from `start` up to `stop`, in blocks from `low` up to `high`."""
-    lanes = kernel.lanes
-    kernel(f"limit = min(count, first + blocks * {lanes})")
-    with kernel.inside(f"for start in range(first, limit, {images}):"):
-        kernel(f"stop = min(start + {images}, limit)")
-        kernel(f"low = (start - first) // {lanes}")
-        kernel(f"high = (stop - first + {lanes - 1}) // {lanes}")
-        yield
-
-
-@contextmanager
-def _each_channel(kernel: Kernel) -> Iterator[None]:
-    """Emit a loop over the channels of the values, which begin at `begin`."""
-    value = kernel.inputs[0].value
-    with kernel.loop("channel", value.shape[0]):
-        kernel(f"begin = channel * {value.size // value.shape[0]}")
-        yield
-
-
-@contextmanager
-def _each_place(kernel: Kernel) -> Iterator[None]:
-    """Emit a loop over the places of a channel; `index` is that of the number there."""
-    value = kernel.inputs[0].value
-    with kernel.loop("place", value.size // value.shape[0]):
-        kernel("index = begin + place")
-        yield
-
-
-class _State:
-    """Vectors of a group while it is summed up: `rows` per channel, how many samples lanes have had, and two masks."""
-
-    def __init__(self, kernel: Kernel, channels: int, rows: int) -> None:
-        self.kernel = kernel
-        self.channels = channels
-        self.rows = rows
-        self.vectors = kernel.scratch("vectors", rows * channels * kernel.lanes)
-        self.counts = kernel.scratch("counts", kernel.lanes)
-        self.masks = kernel.scratch("masks", 2 * kernel.lanes)
-
-    def _at(self, row: int) -> str:
-        return f"{self.vectors} + (channel + {row * self.channels}) * {self.kernel.lanes}"
-
-    def load(self, row: int) -> str:
-        """Return the expression of the vector of `channel` in `row`."""
-        return f"load(memory, {self._at(row)})"
-
-    def store(self, row: int, vector: str) -> str:
-        """Return the statement that stores the vector of `channel` in `row`."""
-        return f"store(memory, {self._at(row)}, {vector})"
-
-    def emit_clear(self) -> None:
-        """Emit zeros for everything."""
-        with self.kernel.loop("i", self.rows * self.channels):
-            self.kernel(f"store(memory, {self.vectors} + i * {self.kernel.lanes}, zero())")
-        self.kernel(f"store(memory, {self.counts}, zero())")
-
-    @contextmanager
-    def each_block_of_group(self) -> Iterator[None]:
-        """Emit a loop over the blocks of a group; `chosen` is 1 in lanes of its samples.
-
-        `given` is 1 in lanes without a sample too, if the group is the last one.
-        """
-        kernel = self.kernel
-        with kernel.each_block("high", "low"):
-            with kernel.each_lane():
-                kernel(f"sample = first + block * {kernel.lanes} + lane")
-                kernel(f"memory[{self.masks} + lane] = 1 if start <= sample < stop else 0")
-                given = "start <= sample and (sample < stop or stop == count)"
-                kernel(f"memory[{self.masks} + {kernel.lanes} + lane] = 1 if {given} else 0")
-            kernel(f"chosen = load(memory, {self.masks})")
-            kernel(f"given = load(memory, {self.masks} + {kernel.lanes})")
-            yield
-
-    def emit_given(self, output: Any, index: int | str, vector: str) -> None:
-        """Emit `vector` as number `index` of `output` in the lanes of the group, and nothing in others."""
-        self.kernel(output.store(index, f"equal(given, splat(1.0), {vector}, {output.load(index)})"))
-
-
-def _emit_join(kernel: Kernel, state: _State) -> None:
-    """Emit, lane by lane, the moments of a block joined to those of the blocks before: means, and squares."""
-    kernel(f"before = load(memory, {state.counts})")
-    kernel("after = add(before, chosen)")
-    kernel(f"store(memory, {state.counts}, after)")
-    kernel("share = div(chosen, maximum(after, splat(1.0)))")
-    with _each_channel(kernel):
-        emit_moments(kernel, kernel.inputs[0], "begin", kernel.inputs[0].value.size // state.channels)
-        kernel(f"off = sub(mean, {state.load(0)})")
-        kernel(state.store(0, f"fma(off, share, {state.load(0)})"))
-        kernel("squares = fma(mul(off, off), mul(before, share), mul(chosen, variance))")
-        kernel(state.store(1, f"add({state.load(1)}, squares)"))
-
-
-def _emit_combined(kernel: Kernel, state: _State) -> None:
-    """Emit mean and variance over all lanes, in place of those of each."""
-    kernel("samples = np.float32(stop - start)")
-    kernel(f"counts_had = load(memory, {state.counts})")
-    kernel(f"whole_mean = splat(total(mul(counts_had, {state.load(0)})) / samples)")
-    kernel(f"off = sub({state.load(0)}, whole_mean)")
-    kernel(f"squares = fma(mul(off, off), counts_had, {state.load(1)})")
-    kernel(state.store(1, "splat(total(squares) / samples)"))
-    kernel(state.store(0, "whole_mean"))

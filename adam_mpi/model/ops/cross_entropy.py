@@ -61,23 +61,39 @@ class Targets:
         share = f" * np.float32({1 / places!r})" if places > 1 else ""
         kernel(f"{kernel.outputs[0].scalar(0)} += ({own}){share}")
 
-    def emit_back(self, kernel: Any, classes: int, index: str) -> None:
-        """Emit the errors of the sample in `lane` at one place, where `seed` is that of the loss there."""
+    def emit_back(self, kernel: Any, classes: int, index: str, side: str) -> None:
+        """Emit the errors at one place; the memory `side` has room for two vectors.
+
+        All classes get their probability, less what smoothing gives them, lane by lane; then labels are told apart.
+        """
         probabilities, labels, _ = kernel.inputs
         errors = kernel.outputs[0]
+        weights = kernel.constants(np.array(self.weights or [1.0] * classes))
+        mean = float(np.mean(self.weights or [1.0]))
+        with kernel.each_lane():
+            kernel(f"memory[{side} + lane] = 0")
+            kernel(f"memory[{side} + {kernel.lanes} + lane] = 0")
+            with self.emit_label(kernel, labels):
+                kernel(f"mass = np.float32({1 - self.smoothing!r}) * {weights}[label]")
+                kernel(f"memory[{side} + lane] = (mass + np.float32({self.smoothing * mean!r})) * {_seed(kernel)}")
+                kernel(f"memory[{side} + {kernel.lanes} + lane] = {_seed(kernel)}")
+        kernel(f"scaled = load(memory, {side})")
+        kernel(f"share = load(memory, {side} + {kernel.lanes})")
         with kernel.loop("k", classes):
-            kernel(f"{errors.scalar(index)} = 0")
-        with self.emit_label(kernel, labels):
-            weights = kernel.constants(np.array(self.weights or [1.0] * classes))
-            kernel(f"mass = np.float32({1 - self.smoothing!r}) * {weights}[label]")
+            value = f"mul({probabilities.load(index)}, scaled)"
             if self.smoothing:
-                mean = float(np.mean(self.weights or [1.0]))
-                kernel(f"mass += np.float32({self.smoothing * mean!r})")
-            with kernel.loop("k", classes):
-                kernel(f"wanted = np.float32({1 - self.smoothing!r}) * {weights}[k] if k == label else np.float32(0)")
-                if self.smoothing:
-                    kernel(f"wanted += np.float32({self.smoothing / classes!r}) * {weights}[k]")
-                kernel(f"{errors.scalar(index)} = ({probabilities.scalar(index)} * mass - wanted) * seed")
+                value = f"fma(share, splat(np.float32({-self.smoothing / classes!r}) * {weights}[k]), {value})"
+            kernel(errors.store(index, value))
+        with kernel.each_lane(), self.emit_label(kernel, labels):
+            kernel("k = label")
+            kernel(f"mass = np.float32({1 - self.smoothing!r}) * {weights}[label]")
+            kernel(f"{errors.scalar(index)} -= mass * {_seed(kernel)}")
+
+
+def _seed(kernel: Any) -> str:
+    """Return the expression of the error of the loss of the sample in `lane`, for one of its places."""
+    places = kernel.inputs[1].value.size
+    return f"{kernel.inputs[2].scalar(0)}{f' * np.float32({1 / places!r})' if places > 1 else ''}"
 
 
 @register("softmax_cross_entropy")
@@ -169,51 +185,72 @@ class CrossEntropyBack(Operator):
         return [(probabilities * mass - wanted) * seeds.reshape(-1, *(1,) * (probabilities.ndim - 1))]
 
     def emit(self, kernel: Any) -> None:
-        probabilities, labels, seeds = kernel.inputs
+        probabilities, labels, _ = kernel.inputs
         classes, begin, step = self.targets.layout(probabilities.value.shape)
-        places = labels.value.size
-        with kernel.loop("place", places), kernel.each_lane():
-            kernel(f"seed = {seeds.scalar(0)}{f' * np.float32({1 / places!r})' if places > 1 else ''}")
-            self.targets.emit_back(kernel, classes, f"{begin} + k * {step}")
+        side = kernel.scratch("side", 2 * kernel.lanes)
+        with kernel.loop("place", labels.value.size):
+            self.targets.emit_back(kernel, classes, f"{begin} + k * {step}", side)
 
 
 @register("correct")
 @dataclass(frozen=True)
 class Correct(Operator):
-    """Make 1 of a sample where the target (second input) is among the `top` largest scores, averaged over places."""
+    """Make 1 of a sample where the target (second input) is among the `top` largest scores, averaged over places.
+
+    Places with the label `ignore` do not count.
+    """
 
     dtypes: ClassVar[tuple[str, ...]] = ()
     data_inputs = 2
     top: int = whole(default=1)
+    ignore: int | None = optional_whole()
 
     def outputs(self, inputs: Sequence[Value]) -> Sequence[Value]:
         if inputs[1].dtype != "integer":
             raise ValueError(f"the target is of type {inputs[1].dtype}; classes are integers")
-        SoftmaxCrossEntropy().targets(inputs[0].shape, inputs[1].shape)
+        self.targets(inputs[0].shape, inputs[1].shape)
         return [Value("", ())]
+
+    def targets(self, scores: Shape, labels: Shape) -> Targets:
+        """Return how classes lie in values of these shapes per sample; raise ValueError if they do not meet."""
+        return SoftmaxCrossEntropy(ignore=self.ignore).targets(scores, labels)
 
     def reference(self, run: Run, *arrays: np.ndarray) -> Sequence[np.ndarray]:
         scores, labels = arrays
-        axis = SoftmaxCrossEntropy().targets(scores.shape[1:], labels.shape[1:]).axis + 1
-        own = np.take_along_axis(scores, np.expand_dims(labels, axis), axis=axis)
+        axis = self.targets(scores.shape[1:], labels.shape[1:]).axis + 1
+        kept = np.ones(labels.shape, bool) if self.ignore is None else labels != self.ignore
+        known = np.expand_dims(np.where(kept, labels, 0), axis)
+        own = np.take_along_axis(scores, known, axis=axis)
         # Of equal scores the first one is the larger.
         places = np.arange(scores.shape[axis]).reshape(-1, *(1,) * (scores.ndim - axis - 1))
-        ahead = (scores > own) | ((scores == own) & (places < np.expand_dims(labels, axis)))
-        right = (ahead.sum(axis=axis) < self.top).reshape(len(scores), -1)
-        return [right.mean(axis=1).astype(scores.dtype)]
+        ahead = (scores > own) | ((scores == own) & (places < known))
+        right = ((ahead.sum(axis=axis) < self.top) & kept).reshape(len(scores), -1)
+        counted = np.maximum(kept.reshape(len(scores), -1).sum(axis=1), 1)
+        return [(right.sum(axis=1) / counted).astype(scores.dtype)]
 
     def emit(self, kernel: Any) -> None:
         scores, labels = kernel.inputs
-        targets = SoftmaxCrossEntropy().targets(scores.value.shape, labels.value.shape)
+        targets = self.targets(scores.value.shape, labels.value.shape)
         classes, begin, step = targets.layout(scores.value.shape)
-        with kernel.each_lane():
-            kernel("right = 0")
-            with kernel.loop("place", labels.value.size):
-                kernel(f"label = int({labels.scalar('place')})")
-                kernel(f"own = {scores.scalar(f'{begin} + label * {step}')}")
-                kernel("ahead = 0")
-                with kernel.loop("k", classes):
-                    kernel(f"other = {scores.scalar(f'{begin} + k * {step}')}")
-                    kernel("ahead += int(other > own or (other == own and k < label))")
-                kernel(f"right += int(ahead < {self.top})")
-            kernel(f"{kernel.outputs[0].scalar(0)} = right / np.float32({labels.value.size})")
+        side = kernel.scratch("side", 3 * kernel.lanes)
+        places = [f"{side} + {row * kernel.lanes}" for row in range(3)]
+        kernel("right = zero()")
+        kernel("counted = zero()")
+        with kernel.loop("place", labels.value.size):
+            with kernel.each_lane():
+                kernel(f"memory[{places[2]} + lane] = 0")
+                with targets.emit_label(kernel, labels):
+                    kernel(f"memory[{places[0]} + lane] = label")
+                    kernel(f"memory[{places[1]} + lane] = {scores.scalar(f'{begin} + label * {step}')}")
+                    kernel(f"memory[{places[2]} + lane] = 1")
+            for name, place in zip(("label_of_lane", "own", "kept"), places, strict=True):
+                kernel(f"{name} = load(memory, {place})")
+            kernel("ahead = zero()")
+            with kernel.loop("k", classes):
+                kernel(f"other = {scores.load(f'{begin} + k * {step}')}")
+                kernel("tie = greater(label_of_lane, splat(np.float32(k)), splat(1.0), zero())")
+                kernel("tie = equal(other, own, tie, zero())")
+                kernel("ahead = add(ahead, greater(other, own, splat(1.0), tie))")
+            kernel(f"right = add(right, greater(splat({float(self.top)!r}), ahead, kept, zero()))")
+            kernel("counted = add(counted, kept)")
+        kernel(kernel.outputs[0].store(0, "div(right, maximum(counted, splat(1.0)))"))

@@ -6,15 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from adam_mpi.model.engine import tiles
-from adam_mpi.model.engine.kernel import Kernel, Operand
+from adam_mpi.model.engine.group_statistics import emit_moments
+from adam_mpi.model.engine.kernel import Kernel
 from adam_mpi.model.graph import Parameter, Shape, Value
 from adam_mpi.model.initialization import ONES, ZEROS
 from adam_mpi.model.ops.fields import hidden, number, whole
 from adam_mpi.model.ops.operator import Operator, Run, Span, register
-
-PARTS = 4
-"""Sums that are under way at once: one alone would wait for each addition."""
 
 
 @dataclass(frozen=True)
@@ -232,21 +229,3 @@ class NormOfRunsBack(Operator):
                 kernel(f"index = begin + channel * {runs.places} + place")
                 kernel(f"common = fma(sub({values.load('index')}, mean), all_products, all_errors)")
                 kernel(kernel.outputs[0].store("index", f"sub(mul(own, {errors.load('index')}), common)"))
-
-
-def emit_moments(kernel: Kernel, values: Operand, begin: str, size: int) -> None:
-    """Emit `mean` and `variance`, lane by lane, of `size` numbers from the index `begin` on, in two passes."""
-    width = min(PARTS, size)
-    for name, term in (("mean", "add({sum}, {value})"), ("variance", "fma({off}, {off}, {sum})")):
-        for part in range(width):
-            kernel(f"sum{part} = zero()")
-        for run in tiles.each(kernel.source, "k", tiles.runs(size, width)):
-            for part in range(run.width):
-                value = values.load(f"{begin} + k + {part}")
-                if name == "variance":
-                    kernel(f"off{part} = sub({value}, mean)")
-                kernel(f"sum{part} = {term.format(sum=f'sum{part}', value=value, off=f'off{part}')}")
-        whole_sum = "sum0"
-        for part in range(1, width):
-            whole_sum = f"add({whole_sum}, sum{part})"
-        kernel(f"{name} = mul({whole_sum}, splat({1 / size!r}))")
