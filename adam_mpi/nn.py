@@ -22,6 +22,7 @@ from adam_mpi.model.builder import GraphBuilder
 from adam_mpi.model.expression import Expression, apply, substitute, symbol, trace
 from adam_mpi.model.graph import Graph, Loss, Value
 from adam_mpi.model.ops import fields
+from adam_mpi.model.ops.cross_entropy import Correct, SoftmaxCrossEntropy
 from adam_mpi.model.ops.elementwise import Elementwise
 from adam_mpi.model.ops.levels import Levels
 from adam_mpi.model.ops.operator import REGISTRY, Operator
@@ -188,7 +189,8 @@ def graph(
     losses : Tensor or sequence of Tensor or of (Tensor, weight)
         What training makes smaller: numbers per sample.
     sums : mapping of str to Tensor
-        Numbers per sample that are reported.
+        Numbers per sample that are reported. Without "correct", the first softmax cross-entropy adds it: whether the
+        class is right.
 
     Returns
     -------
@@ -198,7 +200,7 @@ def graph(
     wanted = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     terms = [losses] if isinstance(losses, Tensor) else list(losses)
     weighed = [term if isinstance(term, tuple) else (term, 1.0) for term in terms]
-    named = dict(sums or {})
+    named = {**_correct_sum([tensor for tensor, _ in weighed]), **(sums or {})}
     builder = _Builder()
     reached = _reached([*wanted, *(tensor for tensor, _ in weighed), *named.values()])
     for tensor in sorted(reached, key=lambda tensor: tensor.order):
@@ -210,6 +212,15 @@ def graph(
             sums=[(name, builder.values[tensor].name) for name, tensor in named.items()],
         )
     )
+
+
+def _correct_sum(losses: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the sum "correct" of the first softmax cross-entropy among `losses`; empty if there is none."""
+    for loss in losses:
+        if loss.layer is not None and isinstance(loss.layer.op, SoftmaxCrossEntropy):
+            scores, target = loss.inputs[:2]
+            return {"correct": Layer.of(Correct(ignore=loss.layer.op.ignore))(scores, target)}
+    return {}
 
 
 def _reached(tensors: Sequence[Tensor]) -> set[Tensor]:

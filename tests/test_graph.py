@@ -192,3 +192,12 @@ def test_what_is_fed_is_checked():
         executor.evaluate(weights, {"input": np.zeros((2, 4)), "target": np.zeros(2, int)})
     with pytest.raises(UserError, match="the model has no value 'nothing'"):
         executor.run(weights, {"input": np.zeros((2, 3))}, ["nothing"])
+
+
+def test_a_softmax_loss_counts_right_classes_by_itself():
+    scores = nn.dense(nn.input((4,)), 3)
+    loss = nn.softmax_cross_entropy(scores, nn.target())
+    counted = nn.graph(scores, [(nn.mean_squared_error(scores, nn.input((3,), name="wanted")), 0.5), loss])
+    assert [name for name, _ in counted.sums] == ["correct"]
+    assert nn.graph(scores, loss) == nn.graph(scores, loss, {"correct": nn.correct(scores, loss.inputs[1])})
+    assert not nn.graph(scores, nn.mean_squared_error(scores, nn.input((3,), name="wanted"))).sums

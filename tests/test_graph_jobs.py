@@ -69,6 +69,29 @@ def test_a_graph_is_trained_although_a_worker_dies(launch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(all(mpi.name != "openmpi" for mpi in available()), reason="only Open MPI survives a dead rank")
+@pytest.mark.parametrize("mpi", ["openmpi"], indirect=True)
+def test_a_regression_is_trained_with_adam_although_a_worker_dies(launch, tmp_path):
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((2000, 20)).astype(np.float32)
+    targets = np.tanh(inputs @ random.standard_normal((20, 3)).astype(np.float32) / 4)
+    np.savez(tmp_path / "table.npz", input=inputs, target=targets)
+    data = [f"data.set={tmp_path / 'table.npz'}", 'data.inputs=["input"]', 'data.targets=["target"]']
+    model = ['model.layers=[{kind = "dense", units = 48}, "tanh", {kind = "dense", units = 3}]']
+    loss = [
+        'model.losses=["mean_squared_error"]',
+        'train.metrics=["r2"]',
+        "train.epochs=20",
+        "kernels.engine=reference",
+    ]
+    rule = ["optimizer.kind=adam", "optimizer.learning_rate=0.003", "layout.servers=1", "layout.data=1"]
+    job = launch(4, "train", *given(*data, *model, *loss, *rule, 'inject.faults=["kill rank=3 at=push step=10"]'))
+    assert job.returncode == 0 and job.summary["generation"] == 1, job.said()
+    predicted = adam_mpi.load(job.run).predict(inputs)
+    assert np.mean((predicted - targets) ** 2) < 0.5 * targets.var()
+
+
+@pytest.mark.slow
 def test_running_statistics_are_averages_of_what_all_replicas_see(launch):
     layers = '[{kind = "avg_pool", size = 4}, {kind = "batch_norm", images = 32}, {kind = "dense", units = 10}]'
     settings = ["data.images=1000", "train.epochs=3", "kernels.engine=reference", "consistency.staleness=0"]

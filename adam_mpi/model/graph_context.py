@@ -47,7 +47,7 @@ class GraphContext:
     def predict(self, weights: np.ndarray, pixels: np.ndarray) -> np.ndarray:
         """Return the first output of the graph, samples first."""
         name = self.layers.graph.outputs[0]
-        return self.executor.run(weights, {self.layers.fed.name: pixels}, [name])[name]
+        return self.executor.run(weights, self._feed(pixels), [name])[name]
 
     def outputs_of(self, count: int) -> np.ndarray:
         """Return the first output of the graph for the `count` samples of the last batch."""
@@ -61,11 +61,13 @@ class GraphContext:
         """Return the values of nodes by name, without those that depend on a target."""
         graph = self.layers.graph
         fed = [self.layers.fed.name]
-        return self.executor.run(weights, {fed[0]: pixels}, [name for name in names if graph.needs_only(name, fed)])
+        return self.executor.run(weights, self._feed(pixels), [name for name in names if graph.needs_only(name, fed)])
 
-    def _feed(self, pixels: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-        feed = {self.layers.fed.name: pixels}
-        if self.layers.target is not None:
+    def _feed(self, pixels: np.ndarray, labels: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Return what the graph is fed; data sets give every sample three axes, the graph may have fewer or more."""
+        fed = self.layers.fed
+        feed = {fed.name: pixels.reshape(len(pixels), *fed.shape)}
+        if self.layers.target is not None and labels is not None:
             feed[self.layers.target.name] = labels
         return feed
 

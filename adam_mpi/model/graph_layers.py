@@ -101,7 +101,7 @@ def check_fed(layers: GraphLayers, given: Value, target: Value | None) -> None:
 
 
 def _check_alike(wanted: Value, given: Value, role: str) -> None:
-    if (wanted.shape, wanted.dtype) != (given.shape, given.dtype):
+    if (planes(wanted.shape), wanted.dtype) != (planes(given.shape), given.dtype):
         raise UserError(
             f"the model's {role} {wanted} of type {wanted.dtype} is fed {given.dtype} of {shape_text(given.shape)} by "
             "the data set; change the model, or the data"
