@@ -13,8 +13,8 @@ from adam_mpi.sharding.codecs import CODECS
 from adam_mpi.sharding.fields import INPUT, message_bytes
 from adam_mpi.sharding.memory_layout import WIDTHS, MemoryLayout
 from adam_mpi.sharding.push_protocol import largest_push, matrices
+from adam_mpi.worker.batch_filter import keeps_velocity
 from adam_mpi.worker.gradient_buffer import gradient_buffers, takes_back
-from adam_mpi.worker.velocity import keeps_velocity
 
 
 def data(config: Config, layout: Layout, description: Description) -> int:

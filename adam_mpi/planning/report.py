@@ -16,7 +16,7 @@ from adam_mpi.planning.plan import JobPlan, plan_job
 from adam_mpi.sharding import batches as parts
 from adam_mpi.sharding.memory_layout import WIDTHS
 from adam_mpi.sharding.push_protocol import largest_push
-from adam_mpi.worker.velocity import keeps_velocity
+from adam_mpi.worker.batch_filter import keeps_velocity
 
 MOST_ROWS = 40
 

@@ -21,7 +21,7 @@ from adam_mpi.planning.plan import network
 from adam_mpi.runtime.job import Job
 from adam_mpi.sharding import message_formats
 from adam_mpi.transport import mailbox, shared_memcpy
-from adam_mpi.worker import gradient_buffer, thread_weights, velocity
+from adam_mpi.worker import batch_filter, gradient_buffer, thread_weights
 
 SECONDS = 600.0
 """How long ranks wait for the one that compiles."""
@@ -142,8 +142,8 @@ def _warm_worker(message: np.ndarray, net: Network) -> None:
     thread_weights.take(values, values, values, ranges)
     thread_weights.step_copy(values, values, values, ranges, one)
     thread_weights.add_gradient(values, values, True)
-    velocity.squared_norm(values, ranges)
-    velocity.multiply(values, ranges, one)
-    velocity.add_velocity(values, values, ranges, one, one)
+    batch_filter.squared_norm(values, ranges)
+    batch_filter.multiply(values, ranges, one)
+    batch_filter.add_velocity(values, values, ranges, one, one)
     gradient_buffer.add_scaled(values, values, one)
     gradient_buffer.renew(values, values, values.reshape(1, 2), np.zeros(1, np.int64), one)

@@ -21,13 +21,13 @@ from adam_mpi.optimizer.groups import group_spans
 from adam_mpi.sharding.batches import cut_batch
 from adam_mpi.sharding.fields import Field
 from adam_mpi.worker import trainer
+from adam_mpi.worker.batch_filter import BatchFilter
 from adam_mpi.worker.data_client import DataClient, Slot
 from adam_mpi.worker.diagnostics import Trouble
 from adam_mpi.worker.gradient_buffer import GradientBuffer, GradientPool, StepScales, add_scaled, renew
 from adam_mpi.worker.replica import Computed, drop_finished
 from adam_mpi.worker.thread_weights import ThreadWeights
 from adam_mpi.worker.trainer import TaskResult, Trainer
-from adam_mpi.worker.velocity import BatchFilter
 from adam_mpi.worker.worker_generation import WorkerGeneration
 
 TASKS_AHEAD = 2

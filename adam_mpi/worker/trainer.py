@@ -15,6 +15,7 @@ from adam_mpi.model.graph_context import GraphContext
 from adam_mpi.model.metrics import ACCURACY, MetricSet
 from adam_mpi.model.network import Network
 from adam_mpi.sharding.batches import Batch
+from adam_mpi.worker.batch_filter import BatchFilter
 from adam_mpi.worker.data_client import Slot
 from adam_mpi.worker.diagnostics import NaNDetector
 from adam_mpi.worker.gradient_buffer import (
@@ -26,7 +27,6 @@ from adam_mpi.worker.gradient_buffer import (
     batch_result,
 )
 from adam_mpi.worker.thread_weights import ThreadWeights
-from adam_mpi.worker.velocity import BatchFilter
 
 
 @dataclass

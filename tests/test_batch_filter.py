@@ -7,7 +7,7 @@ import pytest
 
 from adam_mpi.config import Group, load
 from adam_mpi.optimizer.groups import ALL, STATISTICS, GroupSpan
-from adam_mpi.worker.velocity import BatchFilter
+from adam_mpi.worker.batch_filter import BatchFilter
 
 WHOLE = [GroupSpan(0, 3, ALL)]
 
