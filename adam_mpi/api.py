@@ -73,7 +73,7 @@ def train(
     ...     overrides={"train.epochs": 1, "model.layers": [{"kind": "dense", "units": 10}]},
     ...     run="runs/small",
     ... )  # doctest: +ELLIPSIS
-    epoch 1/1 train...
+    kernels: reference...
     >>> model.summary["status"]
     'done'
     """

@@ -18,6 +18,7 @@ from adam_mpi.planning import plan
 from adam_mpi.sharding.batches import image_batch
 from adam_mpi.sharding.push_protocol import Matrix
 from adam_mpi.worker import gradient_buffer, trainer
+from adam_mpi.worker.batch_filter import BatchFilter
 from adam_mpi.worker.thread_weights import ThreadWeights
 
 RELU = Activation("relu")
@@ -122,7 +123,15 @@ def test_a_small_batch_before_others_leaves_room_for_their_factors(sizes, pushes
     pool = gradient_buffer.GradientPool(4, total(shapes), {"dense1": Matrix(0, 9, 7)}, 16)
     copy = ThreadWeights(network_, initial(shapes, 5), 0, True)
     place = Place(0, "here", ("worker",))
-    thread = trainer.Trainer(0, network_, copy, pool=pool, results=SimpleQueue(), injector=Injector([], place, 1))
+    thread = trainer.Trainer(
+        0,
+        network_,
+        copy,
+        batch_filter=BatchFilter(Config(), total(shapes), []),
+        pool=pool,
+        results=SimpleQueue(),
+        injector=Injector([], place, 1),
+    )
     scales = gradient_buffer.StepScales(weights=-0.1, push=1.0, predicted=-0.1)
     pushed = []
     for number, size in enumerate(sizes):

@@ -129,7 +129,9 @@ class ServerSession:
     def _hold(self, ready: Mapping[int, list[ReceivedMessage]], clipped: ClippedClocks) -> None:
         """Sum the messages of each shard, on all apply threads, and free their slots but for the last one of a push."""
         rate = self._rate(ready)
-        folds = [FoldedGradient(work, rate) for work in self._works(ready, rate)]
+        works = self._works(ready, rate)
+        rate *= self.world.injector.rate_factor()
+        folds = [FoldedGradient(work, rate) for work in works]
         self.thread_pool.run((_apply_thread(fold.band), partial(fold.fold, self.stepper)) for fold in folds)
         for message in (message for messages in ready.values() for message in messages):
             message.ids = self.push_queue.batches(message).copy()
@@ -154,6 +156,8 @@ class ServerSession:
         self.world.injector.at("apply")
         rate = self._rate(ready)
         works = self._works(ready, rate)
+        # Late pushes are scaled by the scheduled rate: they would take an injected fault back.
+        rate *= self.world.injector.rate_factor()
         folds: dict[int, FoldedGradient] = {}
         if self.replicator is None:
             threads = self.world.config.server.threads
@@ -192,11 +196,10 @@ class ServerSession:
         self.push_queue.stepped.publish()
 
     def _rate(self, ready: Mapping[int, list[ReceivedMessage]]) -> float:
-        """Return the learning rate of the steps on `ready`."""
+        """Return the scheduled learning rate of the steps on `ready`."""
         shard, messages = next(iter(ready.items()))
         version = self.shard_copies[shard].version + 1
-        rate = self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
-        return rate * self.world.injector.rate_factor()
+        return self.progress.rate_of(version, self.push_queue.batches(messages[0]), _pushed_images(messages))
 
     def _works(self, ready: Mapping[int, list[ReceivedMessage]], rate: float) -> list[Work]:
         """Return the steps to take at the learning rate `rate`, with what each message is multiplied by."""
