@@ -317,3 +317,16 @@ def pushed_alone(work, **settings):
         result = server.wait(server.pull())
     server.close()
     return result
+
+
+@pytest.mark.parametrize("optimizer", ["additive", "descent"])
+def test_late_pushes_are_applied_as_they_are(optimizer):
+    """Clients push many times without a pull, so that each push is late by those of all others."""
+
+    def work(server):
+        handles = [server.push(np.ones(1000, np.float32)) for _ in range(50)]
+        server.wait(handles[-1])
+
+    values = served(work, optimizer=optimizer)
+    if values is not None:
+        assert set(np.abs(values).tolist()) == {50.0 * CLIENTS}

@@ -164,7 +164,7 @@ LINE = {"part": "train", "done": False, "loss": 1.5, "staleness_histogram": {"0"
 def test_events_that_could_not_be_written_go_into_another_file(tmp_path, monkeypatch):
     from test_metrics import events
 
-    made = metrics.Events(tmp_path / "tensorboard")
+    made = metrics.Events(tmp_path / "tensorboard", ("loss",))
     monkeypatch.setattr(metrics.Events, "PAUSE_SECONDS", 0.0)
     made.add_events(LINE, 10)
     made.write_events()

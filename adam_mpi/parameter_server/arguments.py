@@ -114,6 +114,8 @@ def _to_optimizer(kind: str, learning_rate: float, settings: Mapping[str, float]
     where = "worker" if kind == "additive" else "server"
     rule = "momentum" if kind in ("additive", "descent") else kind
     given = {"kind": rule, "where": where, "learning_rate": float(learning_rate), "schedule": "constant"}
+    # What a program pushes is applied as it is, however late.
+    given["stale"] = "keep"
     optimizer = load({"optimizer": {**given, **settings}}).optimizer
     if rule_of(optimizer).name != kind:
         raise UserError(f'optimizer = "{kind}": needs settings={{"momentum": ...}} above 0, or is "descent"')
