@@ -325,7 +325,7 @@ def test_an_ask_may_come_before_its_phase(path):
         ranks.client.phase = Phase(0, "train", 1)
         ranks.client.shares = 26
         ranks.client.exhausted = set()
-        ranks.client._allocate(1)
+        ranks.client._allocate()
     ranks.run(lambda: ranks.server is None or len(ranks.server.asks) > 0)
     if ranks.server:
         ranks.server.begin(Phase(0, "train", 1))

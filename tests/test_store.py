@@ -153,7 +153,7 @@ def test_many_updates_are_combined_in_one_write(tmp_path):
         server.store.step()
     server.until(lambda: server.store.lag == 0, "the write")
     assert server.store.written == 2 * before and server.on_disk(tmp_path / "s.h5") == {100}
-    assert {float(piece.values[BATCHES]) for piece in store_file.read(tmp_path / "s.h5").pieces} == {25.0}
+    assert {float(piece.values[BATCHES]) for piece in store_file.read_store(tmp_path / "s.h5").pieces} == {25.0}
     server.apply()
     server.close()
     assert server.on_disk(tmp_path / "s.h5") == {101}

@@ -254,7 +254,7 @@ def test_a_pull_waits_patiently_for_a_clock_but_not_for_an_answer():
 
 def test_a_server_waits_for_reports_of_its_copies():
     server = Server.__new__(Server)
-    server.session = types.SimpleNamespace(replicator=None)
+    server.session = types.SimpleNamespace(replicator=None, clipped=None)
     assert server.awaits() == []
     lanes = {3: types.SimpleNamespace(sent=["record"], applied=7), 4: types.SimpleNamespace(sent=[], applied=9)}
     server.session.replicator = types.SimpleNamespace(ring_senders=lanes)
