@@ -20,6 +20,11 @@ def test_several_threads_without_clocks_keep_velocities_and_clip():
     assert decided(threads=2) == ("replica", 1.0, 5)
 
 
+@pytest.mark.parametrize(("momentum", "limit"), [(0, 4.0), (0.5, 2.0), (0.9, 1.0)])
+def test_gradients_that_momentum_repeats_are_clipped_to_less(momentum, limit):
+    assert decided(f"optimizer.momentum={momentum}")[1] == limit
+
+
 def test_threads_that_share_cores_have_fewer_pushes_in_flight():
     assert decided(threads=20, crowded=True)[2] < decided(threads=20)[2]
 

@@ -6,7 +6,9 @@ TOTAL_IN_FLIGHT = 10
 """Pushes of all threads together that late gradients do no harm with, at the learning rates that people use."""
 LEAST_IN_FLIGHT = 4
 """Pushes of a thread in flight that hide their way to the servers."""
-CLIP_NORM = 1.0
+CLIP_NORM = 4.0
+"""Largest norm of a gradient without momentum; momentum repeats gradients, and shorter ones are stable then."""
+LEAST_CLIP_NORM = 1.0
 
 
 def decide(config: Config, threads: int, crowded: bool) -> None:
@@ -21,7 +23,7 @@ def decide(config: Config, threads: int, crowded: bool) -> None:
         optimizer.momentum_where = "replica" if _replicas_keep_velocity(config) and not alone else "server"
     clips = config.asynchronous and config.layout.partitions == 1 and optimizer.where == "server"
     if not optimizer.clip_norm and clips and not alone:
-        optimizer.clip_norm = CLIP_NORM
+        optimizer.clip_norm = max(LEAST_CLIP_NORM, CLIP_NORM * (1 - optimizer.momentum))
     if not config.push.in_flight:
         least = 1 if crowded else LEAST_IN_FLIGHT
         config.push.in_flight = 1 if alone else max(least, TOTAL_IN_FLIGHT // threads)
