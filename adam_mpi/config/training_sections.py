@@ -217,8 +217,8 @@ class Optimizer:
     training, and server with clocks, with strips, with `push.protocol = "factor"` and for one thread alone."""
     clip_norm: float = limited(0.0, low=0.0, words={"auto": 0.0, "none": math.inf})
     """Largest norm of the mean gradient of a batch over all parameters that are trained; a longer one is scaled down.
-    In synchronous training it is that of the whole step, whatever the layout. auto (0) is 4 * (1 - momentum), at least 1,
-    where several threads train asynchronously, and no limit elsewhere; none is no limit."""
+    In synchronous training it is that of the whole step, whatever the layout. auto (0) is 4 * (1 - momentum), at least
+    1, where several threads train asynchronously, and no limit elsewhere; none is no limit."""
     clip_tensor: float = limited(0.0, low=0.0, words={"none": 0.0})
     """Largest norm of the mean gradient of each tensor, such as `dense1/weight`, before `optimizer.clip_norm` applies
     to what is left of all of them; none (0) is no limit."""
